@@ -1,0 +1,1 @@
+"""From black boxes to tables: schemas, agent, writer, store, exporters."""

@@ -1,0 +1,265 @@
+"""The tables of the store: every column with its type and its meaning, versioned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+"""Version of all tables together; a store of a newer version is refused with a sentence."""
+
+RANKS_PER_BLOCK = 512
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+_I64, _I32, _I16, _F64 = pa.int64(), pa.int32(), pa.int16(), pa.float64()
+
+FLIGHT = pa.struct(
+    [
+        ("segment", pa.string()),
+        ("kind", pa.string()),
+        ("group", _I64),
+        ("sequence", _I64),
+        ("peer", _I32),
+        ("microbatch", _I32),
+        ("begun_ns", _I64),
+    ]
+)
+"""One segment in flight in a heartbeat: as in `in_flight`, outermost first."""
+
+GROUP_PROGRESS = pa.struct([("group", _I64), ("issued", _I64), ("completed", _I64)])
+"""Last sequence number that a rank issued, and completed, in a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: Arrow type, one sentence of meaning, and whether NULL may stand in it."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the store. The columns ``run`` and ``attempt`` come first in every one."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    has_axes: bool = False
+
+    def schema(self, axes: Iterable[str] = ()) -> pa.Schema:
+        """Arrow schema, its version in the metadata; each of ``axes`` adds an int32 column where the table has them."""
+        fields = [pa.field(column.name, column.type, column.nullable) for column in self.columns]
+        if self.has_axes:
+            fields += [pa.field(axis, pa.int32(), True) for axis in axes]
+        metadata = {"megascope.table": self.name, "megascope.schema": str(SCHEMA_VERSION)}
+        return pa.schema(fields, metadata=metadata)
+
+
+def _table(name: str, doc: str, *columns: Column, has_axes: bool = False) -> Table:
+    key = (
+        Column("run", _NAME, "The training job, through all its restarts.", nullable=False),
+        Column("attempt", _I32, "The incarnation of the run, launch to exit: 0, 1, ...", nullable=False),
+    )
+    return Table(name, doc, key + columns, has_axes)
+
+
+_RANK = Column("rank", _I32, "Global rank.", nullable=False)
+_GROUP = Column("group", _I64, "Group identity, as in `groups`.")
+_SEQUENCE = Column("sequence", _I64, "Number of the operation in its group, from 1; per direction for p2p.")
+_PEER = Column("peer", _I32, "Global rank at the other end of a p2p operation.")
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        _table(
+            "runs",
+            "One attempt of a run.",
+            Column("layout", pa.string(), "JSON object: axis to size, the outermost axis first."),
+            Column("world_size", _I32, "Number of ranks that the job was launched with."),
+            Column("configuration", pa.string(), "JSON object: the job's configuration as it ran."),
+            Column("versions", pa.string(), "JSON object: versions of megascope, Python, torch and others."),
+            Column("start_ns", _I64, "First moment recorded, UTC."),
+            Column("end_ns", _I64, "Last moment recorded, UTC; NULL while the attempt runs."),
+            Column("exit_reason", pa.string(), "finished, crashed or interrupted; NULL while the attempt runs."),
+        ),
+        _table(
+            "ranks",
+            "Where a rank ran and where it stands in the mesh.",
+            _RANK,
+            Column("host", _NAME, "Name of the machine.", nullable=False),
+            Column("local_rank", _I32, "Index of the rank on its host."),
+            Column("device", pa.string(), "GPU UUID; NULL on a CPU."),
+            Column("pid", _I32, "Process id on the host."),
+            has_axes=True,
+        ),
+        _table(
+            "groups",
+            "The ranks of one process group.",
+            Column("group", _I64, "Identity: a hash of kind and sorted global ranks.", nullable=False),
+            Column("kind", _NAME, "Axis (tp, dp, ...), world, or a pipeline edge (pp_forward, ...).", nullable=False),
+            Column("ranks", pa.list_(_I32), "Global ranks, ascending.", nullable=False),
+        ),
+        _table(
+            "segments",
+            "A named region of code that is timed.",
+            Column("segment", _I64, "Identity: a hash of name, kind and axis.", nullable=False),
+            Column("name", pa.string(), "Name as the code gave it.", nullable=False),
+            Column(
+                "kind", _NAME, "compute, collective, p2p, data, checkpoint, optimizer, gc, eval, compile, init or host."
+            ),
+            Column("axis", _NAME, "The axis that it communicates over; NULL for work."),
+        ),
+        _table(
+            "schedule",
+            "What was meant to run in every step: the actions of a pipeline stage in order.",
+            Column("stage", _I32, "Index on the pp axis.", nullable=False),
+            Column("position", _I32, "Place in the stage's list, from 0.", nullable=False),
+            Column("action", _NAME, "forward, backward, send_forward, recv_forward, ...", nullable=False),
+            Column("chunk", _I16, "Virtual pipeline stage on this rank."),
+            Column("microbatch", _I32, "Micro-batch; NULL for actions of the whole step."),
+            Column(
+                "depends_on",
+                pa.list_(pa.struct([("stage", _I32), ("position", _I32)])),
+                "Actions that must have ended before this one can start.",
+            ),
+        ),
+        _table(
+            "events",
+            "One execution of a segment: a span.",
+            _RANK,
+            Column("step", _I64, "Optimizer iteration; NULL before the first."),
+            Column("microbatch", _I32, "Micro-batch that the span worked on."),
+            Column("chunk", _I16, "Virtual pipeline stage."),
+            Column("segment", _I64, "Segment identity, as in `segments`.", nullable=False),
+            Column("stream", _NAME, "Device stream, or host for work on the CPU."),
+            Column("thread", _I16, "Index of the writing thread in its process, from 0."),
+            Column("parent", _I64, "Segment identity of the enclosing span; NULL at the top."),
+            Column("start_ns", _I64, "Start, on the recording host's clock.", nullable=False),
+            Column("duration_ns", _I64, "End minus start; NULL where it was not measured."),
+            Column("self_ns", _I64, "Duration without children and without exposed waiting inside."),
+            Column("exposed_ns", _I64, "Time that the rank's work waited for this span; NULL where nobody waited."),
+            Column("enqueue_ns", _I64, "Host moment at which the work was issued; NULL where it is the start."),
+            Column("clock", _NAME, "host or device: the clock of start and duration.", nullable=False),
+            _GROUP,
+            _SEQUENCE,
+            _PEER,
+            Column("size_bytes", _I64, "Payload of the operation on this rank."),
+            Column("status", _NAME, "ok, unmeasured, opaque, aborted, rejected.", nullable=False),
+        ),
+        _table(
+            "rank_windows",
+            "Rollup of a rank's segment over a window of steps.",
+            _RANK,
+            Column("segment", _I64, "Segment identity, as in `segments`.", nullable=False),
+            Column("window_steps", _I32, "Length of the window: 10, 100 or 1000 steps.", nullable=False),
+            Column("first_step", _I64, "First step of the window.", nullable=False),
+            *(
+                Column(f"{of}_{what}", kind, f"{what} of {of}_ns over the window.")
+                for of in ("duration", "self")
+                for what, kind in (("count", _I64), ("sum_ns", _I64), ("min_ns", _I64), ("max_ns", _I64))
+            ),
+            *(
+                Column(f"{of}_{part}", pa.list_(_I32), f"Log-histogram of {of}_ns: {doc}.")
+                for of in ("duration", "self")
+                for part, doc in (("bins", "bin numbers"), ("bin_counts", "counts of those bins"))
+            ),
+        ),
+        _table(
+            "steps",
+            "One optimizer iteration of a rank.",
+            _RANK,
+            Column("step", _I64, "Optimizer iteration.", nullable=False),
+            Column("start_ns", _I64, "Start of the step on the recording host's clock.", nullable=False),
+            Column("duration_ns", _I64, "Duration of the step."),
+            Column("loss", _F64, "Training loss; NULL on ranks that do not compute it."),
+            Column("grad_norm", _F64, "Norm of the gradient over all parameters, before clipping."),
+            Column("tokens", _I64, "Tokens of the whole job in this step."),
+            Column("mfu", _F64, "Model FLOP/s utilization of the job, 0 to 1; NULL where the peak is unknown."),
+            Column("learning_rate", _F64, "Learning rate of the step."),
+            Column("eval_loss", _F64, "Loss on held-out data after this step; NULL where none was computed."),
+        ),
+        _table(
+            "heartbeats",
+            "What a rank was doing at a moment, sampled from outside.",
+            _RANK,
+            Column("moment_ns", _I64, "Moment of the sample on the host's clock.", nullable=False),
+            Column("step", _I64, "Step that the rank is in."),
+            Column("in_flight", pa.list_(FLIGHT), "Segments in flight, the outermost first."),
+            Column("progress", pa.list_(GROUP_PROGRESS), "Last sequence number of each group."),
+            Column("process_state", _NAME, "running, sleeping, disk-sleep, stopped, zombie, gone, exited."),
+            Column("cpu_ns", _I64, "CPU time of the process so far."),
+            Column("spans", _I64, "Spans completed so far."),
+            Column("lost_spans", _I64, "Spans overwritten before they were read, so far."),
+        ),
+        _table(
+            "health",
+            "A metric of a device or a host at a moment.",
+            Column("host", _NAME, "Name of the machine.", nullable=False),
+            Column("device", pa.string(), "GPU UUID; NULL for the host itself."),
+            Column("moment_ns", _I64, "Moment of the sample on the host's clock.", nullable=False),
+            Column("metric", _NAME, "Name with its unit.", nullable=False),
+            Column("value", _F64, "Value; NULL where blank or out of range."),
+            Column("flag", _NAME, "Why the value is NULL: blank or out-of-range; NULL otherwise."),
+        ),
+        _table(
+            "clock_offsets",
+            "Offset of a host's clock from the reference host.",
+            Column("host", _NAME, "Name of the machine.", nullable=False),
+            Column("moment_ns", _I64, "Moment for which the offset holds.", nullable=False),
+            Column("offset_ns", _I64, "To be added to the host's times.", nullable=False),
+            Column("drift_ppb", _F64, "Change of the offset, parts per billion."),
+            Column("uncertainty_ns", _I64, "No order finer than this is claimed."),
+        ),
+        _table(
+            "in_flight",
+            "A segment begun and not ended, in a snapshot of an incident.",
+            Column("incident", pa.string(), "Incident, as in `incidents`.", nullable=False),
+            _RANK,
+            Column("segment", pa.string(), "Name of the segment."),
+            Column("kind", _NAME, "Kind of the segment."),
+            _GROUP,
+            _SEQUENCE,
+            _PEER,
+            Column("microbatch", _I32, "Micro-batch that it works on."),
+            Column("step", _I64, "Step that the rank is in."),
+            Column("begun_ns", _I64, "Moment at which it began, on the host's clock."),
+            Column("snapshot", _I16, "1 or 2: two snapshots tell slow from hung.", nullable=False),
+            Column("source", _NAME, "own, flight recorder or log.", nullable=False),
+        ),
+        _table(
+            "incidents",
+            "Something that went wrong, from its opening to its close.",
+            Column("incident", pa.string(), "Incident id.", nullable=False),
+            Column("opened_ns", _I64, "Moment of opening.", nullable=False),
+            Column("closed_ns", _I64, "Moment of closing; NULL while open."),
+            Column("kind", _NAME, "rank-died, stalled, ..."),
+            Column("verdict", pa.string(), "The verdict's JSON; NULL until there is one."),
+            Column("actions", pa.string(), "JSON list of actions taken with their times."),
+        ),
+        _table(
+            "faults",
+            "A fault that was put in on purpose: the truth that verdicts are scored against.",
+            Column("fault", pa.string(), "Fault id.", nullable=False),
+            Column("kind", _NAME, "slow, slow-link, stop, kill, skip-collective."),
+            Column("ranks", pa.list_(_I32), "Ranks that carry the fault."),
+            Column("host", _NAME, "Host that carries it; NULL where it is not one host."),
+            Column("link", pa.string(), "Link that carries it, as from>to; NULL otherwise."),
+            Column("segment", pa.string(), "Segment that carries it; NULL for all."),
+            Column("factor", _F64, "Slow-down factor; NULL where there is none."),
+            Column("first_step", _I64, "First step with the fault."),
+            Column("last_step", _I64, "Last step with the fault; NULL for open end."),
+            Column("first_ns", _I64, "First moment at which it acted."),
+            Column("last_ns", _I64, "Last moment at which it acted."),
+        ),
+    )
+}
+
+
+def block_name(rank: int) -> str:
+    """Name of the block of 512 ranks that a rank belongs to: text, so that no reader takes it for a number."""
+    return f"b{rank // RANKS_PER_BLOCK:03d}"

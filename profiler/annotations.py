@@ -1,0 +1,111 @@
+"""What is said once, beside the spans: segments, groups, topology, schedule, faults, metrics of a step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .box import ABSENT_INDEX, BoxLayout
+from .metadata import MetadataKind, MetadataWriter
+from .topology import Topology
+from .vocabulary import SegmentKind
+
+log = logging.getLogger(__name__)
+
+MAX_SEGMENTS = 4096
+MAX_NAME_CHARACTERS = 1000
+OTHER_SEGMENTS = "(other segments)"
+DEVICE_KINDS = frozenset(
+    {SegmentKind.COMPUTE, SegmentKind.COLLECTIVE, SegmentKind.P2P, SegmentKind.OPTIMIZER, SegmentKind.EVAL}
+)
+"""Kinds that are timed by CUDA events where there is a device; the others happen on the host."""
+
+
+class Annotations:
+    """The part of a recorder that writes metadata. Everything is written before any record uses its index."""
+
+    def __init__(self, metadata: MetadataWriter, layout: BoxLayout) -> None:
+        self.layout, self._metadata = layout, metadata
+        self._setup_lock = threading.RLock()
+        self._segments: dict[tuple[str, str, str | None], int] = {}
+        self._on_device: list[bool] = []
+        self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.metadata_lost = 0
+
+    def segment(self, name: str, kind: SegmentKind = SegmentKind.COMPUTE, axis: str | None = None) -> int:
+        """Register a named region of code and return its index; the same arguments give the same index."""
+        key = (name, str(kind), axis)
+        index = self._segments.get(key)
+        return self._register_segment(key, SegmentKind(kind)) if index is None else index
+
+    def _register_segment(self, key: tuple[str, str, str | None], kind: SegmentKind) -> int:
+        with self._setup_lock:
+            if key in self._segments:
+                return self._segments[key]
+            name, _, axis = key
+            if len(self._on_device) >= MAX_SEGMENTS - 1 and name != OTHER_SEGMENTS:
+                other = (OTHER_SEGMENTS, str(SegmentKind.HOST), None)
+                if other not in self._segments:
+                    log.warning("More than %d segment names: further ones count as %s.", MAX_SEGMENTS, OTHER_SEGMENTS)
+                return self._register_segment(other, SegmentKind.HOST)
+            index = len(self._on_device)
+            shown = name if len(name) <= MAX_NAME_CHARACTERS else name[:MAX_NAME_CHARACTERS] + "..."
+            self._write_metadata(
+                MetadataKind.SEGMENT, {"index": index, "name": shown, "segment_kind": str(kind), "axis": axis}
+            )
+            self._on_device.append(kind in DEVICE_KINDS)
+            self._segments[key] = index
+            return index
+
+    def group(self, kind: str, ranks: Sequence[int]) -> int:
+        """Register the ranks of a process group and return its index; beyond the box's room, ABSENT_INDEX."""
+        key = (kind, tuple(sorted(ranks)))
+        with self._setup_lock:
+            index = self._groups.get(key)
+            if index is None:
+                index = len(self._groups)
+                if index >= self.layout.groups:
+                    log.warning("More than %d process groups: %s is not recorded.", self.layout.groups, kind)
+                    return ABSENT_INDEX
+                self._write_metadata(MetadataKind.GROUP, {"index": index, "group_kind": kind, "ranks": list(key[1])})
+                self._groups[key] = index
+            return index
+
+    def step_metrics(self, step: int, **metrics: float | None) -> None:
+        """Metrics of a step, as in the table ``steps``; None where this rank does not know one."""
+        known = {name: value for name, value in metrics.items() if value is not None}
+        if known:
+            self._write_metadata(MetadataKind.METRICS, {"step": step, **known})
+
+    def topology(self, topology: Topology, rank: int) -> None:
+        """The mesh, once it is known."""
+        axes, coordinates = dict(topology.axes), topology.coordinates(rank)
+        self._write_metadata(MetadataKind.TOPOLOGY, {"axes": axes, "coordinates": coordinates})
+
+    def configuration(self, value: Mapping[str, Any]) -> None:
+        """The job's configuration, as it runs."""
+        self._write_metadata(MetadataKind.CONFIGURATION, {"value": dict(value)})
+
+    def schedule(self, actions: Sequence[Mapping[str, Any]]) -> None:
+        """What is meant to run in every step: see the table ``schedule``."""
+        self._write_metadata(MetadataKind.SCHEDULE, {"actions": [dict(action) for action in actions]})
+
+    def fault(self, values: Mapping[str, Any]) -> None:
+        """A fault that is put in on purpose: the columns of the table ``faults``."""
+        self._write_metadata(MetadataKind.FAULT, values)
+
+    def exception(self, error: BaseException) -> None:
+        """An exception that ends the job on this rank."""
+        values = {"type": type(error).__name__, "message": str(error)[:2000], "moment_ns": time.monotonic_ns()}
+        self._write_metadata(MetadataKind.EXCEPTION, values)
+
+    def _write_metadata(self, kind: MetadataKind, values: Mapping[str, Any]) -> None:
+        try:
+            self._metadata.write(kind, values)
+        except OSError as error:
+            self.metadata_lost += 1
+            if self.metadata_lost == 1:
+                log.warning("Cannot write %s (%s): training goes on, metadata is lost.", self._metadata.path, error)

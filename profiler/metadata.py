@@ -1,0 +1,76 @@
+"""Append-only metadata beside the black box: one JSON object a line, written before any record uses its id."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class MetadataKind(StrEnum):
+    """Kinds of metadata lines (key ``kind``), with their further keys.
+
+    header: version, run, attempt, rank, world_size, host, local_rank, pid, device, clock_base_ns, versions
+    topology: axes (object, the outermost first), coordinates (object); may come after the header, once it is known
+    segment: index, name, segment_kind, axis; group: index, group_kind, ranks; stream: index, name
+    configuration: value (object)
+    schedule: actions (list of objects: stage, position, action, chunk, microbatch, depends_on [[stage, position], ...])
+    step: step, start_ns (monotonic), duration_ns; written when the step ends
+    metrics: step, and any of loss, grad_norm, tokens, mfu, learning_rate, eval_loss; several lines add up
+    fault: the columns of the table ``faults``
+    exception: type, message, moment_ns (monotonic); exit: reason, moment_ns (monotonic)
+    """
+
+    HEADER = "header"
+    TOPOLOGY = "topology"
+    SEGMENT = "segment"
+    GROUP = "group"
+    STREAM = "stream"
+    CONFIGURATION = "configuration"
+    SCHEDULE = "schedule"
+    STEP = "step"
+    METRICS = "metrics"
+    FAULT = "fault"
+    EXCEPTION = "exception"
+    EXIT = "exit"
+
+
+class MetadataWriter:
+    """Writes whole lines with one ``write`` each, so that a killed process leaves at most one cut line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, kind: MetadataKind, values: Mapping[str, Any]) -> None:
+        """Append one line. OSError (a full disk) is the caller's to handle."""
+        line = json.dumps({"kind": kind, **values}, separators=(",", ":"), default=str) + "\n"
+        os.write(self._fd, line.encode())
+
+    def close(self) -> None:
+        """Close the file; further writes fail."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_metadata(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (offset after the line, object) for each whole line from ``offset`` on.
+
+    A line that the writer had not finished is left for the next call; a line that is not JSON is skipped.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield offset, value

@@ -1,0 +1,207 @@
+"""The public API of recording: init, segment, begin, end, step, timed, shutdown; all of it safe when off."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from .agent_process import start_agent
+from .box import ABSENT_I16, ABSENT_I32
+from .identity import identify
+from .null import NullRecorder
+from .opening import RecorderSettings, default_spool, open_recorder
+from .recorder import Recorder
+from .topology import Topology
+from .vocabulary import SegmentKind
+
+log = logging.getLogger(__name__)
+
+STORE_VARIABLE = "MEGASCOPE_STORE"
+OFF_VARIABLE = "MEGASCOPE_OFF"
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_recorder: Recorder | NullRecorder = NullRecorder()
+_open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def init(
+    *,
+    store: str | Path | None = None,
+    run: str | None = None,
+    attempt: int | None = None,
+    topology: Topology | Mapping[str, int] | None = None,
+    spool: str | Path | None = None,
+    agent: bool = True,
+    enabled: bool | None = None,
+    configuration: Mapping[str, Any] | None = None,
+) -> Recorder | NullRecorder:
+    """Start recording in this process, before or after ``init_process_group``.
+
+    ``store`` is the folder that the agent writes (``$MEGASCOPE_STORE``, else ``./megascope-store``); ``topology`` the
+    mesh, axes from the outermost (default: all ranks on one dp axis); ``agent=False`` where somebody else runs
+    ``megascope collect``. ``MEGASCOPE_OFF=1`` or ``enabled=False`` makes everything a no-op. A second call returns the
+    recorder that is there.
+    """
+    if _recorder.enabled:
+        return _recorder
+    if enabled is None:
+        enabled = os.environ.get(OFF_VARIABLE, "0") in {"", "0"}
+    if not enabled:
+        return _recorder
+    who = identify(run, attempt)
+    target = Path(store or os.environ.get(STORE_VARIABLE) or "megascope-store").absolute()
+    folder = Path(spool) if spool is not None else default_spool(target)
+    settings = RecorderSettings(
+        run=who.run,
+        attempt=who.attempt,
+        rank=who.rank,
+        world_size=who.world_size,
+        local_rank=who.local_rank,
+        spool=folder,
+        device=_device_uuid(),
+    )
+    recorder = open_recorder(settings)
+    mesh = topology if isinstance(topology, Topology) else Topology.from_mapping(topology or {"dp": who.world_size})
+    if mesh.world_size == who.world_size:
+        recorder.topology(mesh, who.rank)
+    else:
+        log.warning("The topology %s has %d ranks, but the job has %d: it is not recorded.", dict(mesh.axes),
+                    mesh.world_size, who.world_size)  # fmt: skip
+    if configuration:
+        recorder.configuration(configuration)
+    install(recorder)
+    if agent and who.local_rank == 0 and recorder.enabled:
+        start_agent(folder, str(target))
+    return recorder
+
+
+def install(recorder: Recorder | NullRecorder) -> None:
+    """Make a recorder the one that the functions of this module use, and close it when the process exits."""
+    global _recorder  # noqa: PLW0603  (one recorder a process is the point)
+    _recorder = recorder
+    if isinstance(recorder, Recorder):
+        _open_recorders.add(recorder)
+
+
+def current() -> Recorder | NullRecorder:
+    """The recorder in use."""
+    return _recorder
+
+
+class Segment:
+    """One timed region: ``with segment("forward", microbatch=i): ...``."""
+
+    __slots__ = ("_chunk", "_kind", "_microbatch", "_name", "_recorder", "_span")
+
+    def __init__(self, name: str, kind: SegmentKind | str, microbatch: int | None, chunk: int | None) -> None:
+        self._recorder, self._name, self._kind = _recorder, name, kind
+        self._microbatch, self._chunk = microbatch, chunk
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        self._span = recorder.begin(
+            recorder.segment(self._name, self._kind),  # type: ignore[arg-type]
+            ABSENT_I32 if self._microbatch is None else self._microbatch,
+            ABSENT_I16 if self._chunk is None else self._chunk,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder.end(self._span)  # type: ignore[arg-type]
+
+
+def segment(
+    name: str,
+    *,
+    kind: SegmentKind | str = SegmentKind.COMPUTE,
+    microbatch: int | None = None,
+    chunk: int | None = None,
+) -> Segment:
+    """Time a region of code. ``kind`` is one of `SegmentKind`; ValueError for another."""
+    return Segment(name, kind, microbatch, chunk)
+
+
+def begin(name: str, *, kind: SegmentKind | str = SegmentKind.COMPUTE, microbatch: int | None = None) -> Any:
+    """Begin a region that no ``with`` can hold; give what it returns to `end`, on any thread."""
+    index = _recorder.segment(name, kind)  # type: ignore[arg-type]
+    return _recorder.begin(index, ABSENT_I32 if microbatch is None else microbatch)
+
+
+def end(span: Any) -> None:
+    """End a region that `begin` began."""
+    _recorder.end(span)
+
+
+def step(number: int, **metrics: float | None) -> None:
+    """Begin an optimizer iteration. Metrics (loss, tokens, mfu, ...) are those of the step before."""
+    if metrics:
+        _recorder.step_metrics(number - 1, **metrics)
+    _recorder.step(number)
+
+
+def timed(
+    name: str | None = None, *, kind: SegmentKind | str = SegmentKind.COMPUTE
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorator that times every call of a function, under its own name by default."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        label = name or function.__qualname__
+
+        @functools.wraps(function)
+        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with segment(label, kind=kind):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def shutdown(reason: str = "finished") -> None:
+    """Stop recording; what was recorded is complete. The agent goes on until it has written everything."""
+    global _recorder
+    recorder, _recorder = _recorder, NullRecorder()
+    if isinstance(recorder, Recorder):
+        recorder.close(reason)
+        _open_recorders.discard(recorder)
+
+
+def _device_uuid() -> str | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def _exception_hook(
+    previous: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> Any:
+        with contextlib.suppress(Exception):
+            _recorder.exception(error)
+            shutdown("exception")
+        return previous(kind, error, traceback)
+
+    return hook
+
+
+def _detach_after_fork() -> None:
+    global _recorder  # noqa: PLW0603
+    _recorder = NullRecorder()
+    for recorder in list(_open_recorders):
+        recorder.detach()
+    _open_recorders.clear()
+
+
+sys.excepthook = _exception_hook(sys.excepthook)
+atexit.register(shutdown, "exited")
+os.register_at_fork(after_in_child=_detach_after_fork)
