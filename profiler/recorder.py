@@ -33,6 +33,7 @@ from .metadata import MetadataKind, MetadataWriter
 from .span import DeviceTimer, Span, Writer
 from .vocabulary import STATUS_CODES, Status
 
+_now, _pack_begin, _pack_end = time.monotonic_ns, BEGIN.pack_into, END.pack_into
 _OK, _UNMEASURED, _ABORTED = (STATUS_CODES.index(s) for s in (Status.OK, Status.UNMEASURED, Status.ABORTED))
 
 
@@ -84,7 +85,7 @@ class Recorder(Annotations):
             lock = None
             if index == self.layout.rings - 1:  # the last ring is shared by all threads that come late
                 lock = self._ring_locks.setdefault(index, threading.Lock())
-            writer = Writer(index, offset, lock)
+            writer = Writer(index, offset, self.layout.ring_records, lock)
             self._writers.append(writer)
             self._local.writer = writer
             return writer
@@ -101,13 +102,32 @@ class Recorder(Annotations):
             writer = self._local.writer
         except AttributeError:
             writer = self._new_writer()
-        span = self._open(writer, segment, microbatch, chunk)
+        if self.device is not None:
+            span = writer.top = self._open(writer, segment, microbatch, chunk)
+            return span
+        # The same as _open, in one function and without what only operations and devices need: this is the hot path.
+        span = Span()
+        span.parent = parent = writer.top
+        span.segment, span.writer, span.child_ns, span.on_device = segment, writer, 0, False
+        span.serial = serial = next(self._serials)
+        span.begun_ns = now = _now()
+        outer = ABSENT_INDEX if parent is None else parent.segment
+        # fmt: off
+        try:
+            span.slot = slot = self._free.pop()
+        except IndexError:
+            self._open_without_slot(span, (serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX,
+                                           ABSENT_I32, microbatch, chunk, 0, writer.index, 0, 0, 0, serial))
+        else:
+            _pack_begin(self._map, slot, serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX,
+                        ABSENT_I32, microbatch, chunk, 0, writer.index, 0, 0, 0, serial)
+        # fmt: on
         writer.top = span
         return span
 
     def end(self, span: Span, status: int = _OK) -> None:
-        """End a span, on any thread."""
-        now = time.monotonic_ns()
+        """End a span, on any thread; a second end does nothing."""
+        now = _now()
         origin = span.writer
         parent = span.parent
         if origin.top is span:
@@ -150,7 +170,7 @@ class Recorder(Annotations):
         if span.on_device:
             self.device.mark(span, "end_ns", span.cuda_stream, last=False)  # type: ignore[union-attr]
             return
-        now = span.end_ns = time.monotonic_ns()
+        now = span.end_ns = _now()
         duration = now - span.begun_ns
         if span.slot >= 0:
             END.pack_into(
@@ -171,14 +191,14 @@ class Recorder(Annotations):
             span.wait_parent = self.innermost()
             self.device.mark(span, "wait_start_ns", None, last=False)  # type: ignore[union-attr]
         else:
-            span.wait_start_ns = time.monotonic_ns()
+            span.wait_start_ns = _now()
 
     def wait_end(self, span: Span) -> None:
         """The caller has waited; the record is complete."""
         if span.on_device:
             self.device.mark(span, "exposed_ns", None, last=True)  # type: ignore[union-attr]
             return
-        exposed = time.monotonic_ns() - span.wait_start_ns
+        exposed = _now() - span.wait_start_ns
         top = self.innermost()
         if top is not None and not top.on_device:
             top.child_ns += exposed
@@ -225,7 +245,7 @@ class Recorder(Annotations):
         if on_device:
             stream = self._stream(cuda_stream)
             span.cuda_stream = cuda_stream
-        span.begun_ns = now = time.monotonic_ns()
+        span.begun_ns = now = _now()
         outer = ABSENT_INDEX if parent is None else parent.segment
         # fmt: off
         record = (serial, now, self._step, size_bytes, sequence, segment, outer, group, peer,
@@ -234,42 +254,52 @@ class Recorder(Annotations):
         try:
             span.slot = slot = self._free.pop()
         except IndexError:
-            span.slot, span.head = -1, BEGIN.pack(*record)
-            self._words[WORD_UNSLOTTED] += 1
+            self._open_without_slot(span, record)
         else:
-            BEGIN.pack_into(self._map, slot, *record)
+            _pack_begin(self._map, slot, *record)
         if on_device:
             self.device.mark(span, "start_ns", cuda_stream, last=False)  # type: ignore[union-attr]
         return span
 
+    def _open_without_slot(self, span: Span, record: tuple[int, ...]) -> None:
+        span.slot, span.head = -1, BEGIN.pack(*record)
+        self._words[WORD_UNSLOTTED] += 1
+
     def _finish(self, span: Span, start: int, duration: int, self_ns: int, exposed: int, status: int) -> None:
         """Move a span from its slot to the ring of the calling thread; a second end of the same span does nothing."""
-        if span.serial == 0:
+        serial = span.serial
+        if serial == 0:
             return
+        span.serial = 0
         try:
             writer = self._local.writer
         except AttributeError:
             writer = self._new_writer()
         if writer.lock is not None:
-            with writer.lock:
-                self._put(writer, span, (start, duration, self_ns, exposed, status, 0, span.serial))
-        else:
-            self._put(writer, span, (start, duration, self_ns, exposed, status, 0, span.serial))
-        span.serial = 0
-        if span.slot >= 0:
-            self._words[span.slot >> 3] = 0
-            self._free.append(span.slot)
+            self._finish_shared(writer, span, (start, duration, self_ns, exposed, status, 0, serial))
+            return
+        box, slot, count = self._map, span.slot, writer.count
+        offset = writer.offset + count % writer.capacity * RECORD_BYTES
+        box[offset : offset + BEGIN_BYTES] = box[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head
+        _pack_end(box, offset + BEGIN_BYTES, start, duration, self_ns, exposed, status, 0, serial)
+        writer.count = self._words[writer.head_word] = count + 1
+        if slot >= 0:
+            self._words[slot >> 3] = 0
+            self._free.append(slot)
 
-    def _put(self, writer: Writer, span: Span, end: tuple[int, int, int, int, int, int, int]) -> None:
-        count = self._words[writer.head_word] if writer.lock is not None else writer.count
-        offset = writer.offset + count % self.layout.ring_records * RECORD_BYTES
+    def _finish_shared(self, writer: Writer, span: Span, end: tuple[int, ...]) -> None:
+        """The last ring belongs to all threads that came late: they take turns."""
+        assert writer.lock is not None
         slot = span.slot
-        self._map[offset : offset + BEGIN_BYTES] = (
-            self._map[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head  # type: ignore[assignment]
-        )
-        END.pack_into(self._map, offset + BEGIN_BYTES, *end)
-        writer.count = count + 1
-        self._words[writer.head_word] = count + 1
+        with writer.lock:
+            count = self._words[writer.head_word]
+            offset = writer.offset + count % writer.capacity * RECORD_BYTES
+            self._map[offset : offset + BEGIN_BYTES] = self._map[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head
+            _pack_end(self._map, offset + BEGIN_BYTES, *end)
+            self._words[writer.head_word] = count + 1
+        if slot >= 0:
+            self._words[slot >> 3] = 0
+            self._free.append(slot)
 
     def finish_device_span(self, span: Span) -> None:
         """Write a span whose events have all been resolved; called by the device timer, off the hot path."""
@@ -292,7 +322,7 @@ class Recorder(Annotations):
 
     def step(self, number: int) -> None:
         """Begin step ``number`` and end the one before."""
-        now = time.monotonic_ns()
+        now = _now()
         self._close_step(now)
         self._step, self._step_start_ns = number, now
         self._words[WORD_STEP_START] = now
@@ -305,7 +335,7 @@ class Recorder(Annotations):
 
     def end_step(self) -> None:
         """End the current step without beginning another: what follows belongs to none."""
-        self._close_step(time.monotonic_ns())
+        self._close_step(_now())
         self._step = ABSENT_I64
 
     def close(self, reason: str = "finished") -> None:
@@ -314,7 +344,7 @@ class Recorder(Annotations):
             return
         if self.device is not None:
             self.device.close()
-        now = time.monotonic_ns()
+        now = _now()
         self._close_step(now)
         self._write_metadata(MetadataKind.EXIT, {"reason": reason, "moment_ns": now})
         self._words[WORD_STATE] = STATE_CLOSED

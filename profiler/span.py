@@ -51,7 +51,7 @@ class Span:
     end_ns: int | None
     exposed_ns: int
     group: int
-    head: bytes | None
+    head: bytes
     marks: int
     on_device: bool
     parent: Span | None
@@ -68,10 +68,10 @@ class Span:
 class Writer:
     """One thread's ring: where its next record goes, and the innermost open span of the thread."""
 
-    __slots__ = ("count", "head_word", "index", "lock", "offset", "top")
+    __slots__ = ("capacity", "count", "head_word", "index", "lock", "offset", "top")
 
-    def __init__(self, index: int, offset: int, lock: threading.Lock | None) -> None:
-        self.index, self.offset, self.lock = index, offset, lock
+    def __init__(self, index: int, offset: int, capacity: int, lock: threading.Lock | None) -> None:
+        self.index, self.offset, self.capacity, self.lock = index, offset, capacity, lock
         self.head_word = WORD_HEADS + index
         self.count = 0
         self.top: Span | None = None
