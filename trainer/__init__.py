@@ -1,0 +1,1 @@
+"""The reference 3D-parallel training stack."""

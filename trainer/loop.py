@@ -1,0 +1,259 @@
+"""One rank's training: builds the parts, and runs steps, evaluations and checkpoints in order."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .checkpoint import Checkpointer
+from .comm import AnyRecorder, Funnel, Traffic
+from .config import TrainConfig
+from .corpus import encode, read_text, train_tokenizer
+from .data import Batches, Loader, Split
+from .faults import FaultSwitches, parse_fault
+from .flat import FlatChunk
+from .flops import peak_flops, utilization
+from .model import LOSS_DTYPES, ModelChunk
+from .optim import ShardedAdamW, learning_rate
+from .pipeline import Pipeline
+from .probe import Probe
+from .schedule import as_rows, training_schedule, virtual_stage
+from .topology import build_mesh, groups_across_hosts
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+GC_EVERY_STEPS = 100
+"""Python's collector runs at chosen steps, on all ranks alike, and not whenever a rank's own counters say so."""
+
+
+@dataclass(slots=True)
+class TrainResult:
+    """What a rank knows at the end. Lists start at ``start_step``; ``traffic`` is of the training steps alone."""
+
+    start_step: int
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    eval_losses: dict[int, float] = field(default_factory=dict)
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+
+
+class Readback:
+    """Brings small results to the host without a wait on a device: they are read once their copy is complete."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, Tensor, Any]] = []
+
+    def push(self, step: int, values: Tensor) -> None:
+        """Take over the results of a step."""
+        if not values.is_cuda:
+            self._pending.append((step, values, None))
+            return
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append((step, host, event))
+
+    def ready(self, *, wait: bool = False) -> list[tuple[int, list[float]]]:
+        """(step, values) of what has arrived, in order; all of it with ``wait``."""
+        result = []
+        while self._pending and (self._pending[0][2] is None or wait or self._pending[0][2].query()):
+            step, values, event = self._pending.pop(0)
+            if event is not None:
+                event.synchronize()
+            result.append((step, values.tolist()))
+        return result
+
+
+class Trainer:
+    """Everything that one rank trains with. The process group must have been initialised."""
+
+    def __init__(
+        self, config: TrainConfig, recorder: AnyRecorder, device: torch.device, progress: Progress | None = None
+    ) -> None:
+        config.validate(dist.get_world_size())
+        self._config, self._recorder, self._device, self._progress = config, recorder, device, progress
+        topology, parallel = config.topology(), config.parallel
+        rank = dist.get_rank()
+        recorder.topology(topology, rank)
+        recorder.configuration(_plain(asdict(config)))
+        faults = [parse_fault(text) for text in config.fault]
+        self._switches = FaultSwitches(faults, rank, recorder, attempt=config.attempt(os.environ))
+        self._probe = Probe(recorder, self._switches)
+        with self._probe.span("setup"):
+            mesh = self._mesh = build_mesh(topology, parallel.chunks, device.type)
+            self.funnel = Funnel(recorder, self._switches, device, rank)
+            tp, dp = (self.funnel.channel(axis, topology.group(axis, rank), mesh.groups[axis]) for axis in ("tp", "dp"))
+            world = dist.group.WORLD
+            assert world is not None
+            self._world = self.funnel.channel("world", range(topology.world_size), world)
+            recorder.group("pp", topology.group("pp", rank))
+            self._warn_of_tp_across_hosts()
+            if rank == 0:
+                stages = (parallel.pp, parallel.chunks, config.train.microbatches)
+                recorder.schedule(as_rows(training_schedule(*stages, shards=parallel.dp > 1)))
+            chunks = [
+                ModelChunk(config.model, virtual_stage(mesh.index("pp"), number, parallel.pp), self._stages, tp)
+                for number in range(parallel.chunks)
+            ]
+            for chunk in chunks:
+                chunk.initialise(config.train.seed)
+            state = LOSS_DTYPES[config.model.precision]
+            flats = [FlatChunk(chunk, dp, state, parallel.bucket_bytes, overlap=parallel.overlap) for chunk in chunks]
+            self.optimizer = ShardedAdamW(flats, tp, self._world, config.train, self._probe)
+            self.pipeline = Pipeline(config, mesh, self.funnel, chunks, flats, self._probe)
+            self._loader = Loader(config, mesh, tp, self._probe, self._batches())
+        self._checkpointer: Checkpointer | None = None
+        if config.checkpoint.folder is not None:
+            self._checkpointer = Checkpointer(config, mesh, self.optimizer, self._world, self._probe)
+        self._readback = Readback()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        self._peak = peak_flops(name, config.model.precision)
+        self._logged_step, self._logged_ns = 0, 0
+
+    @property
+    def _stages(self) -> int:
+        return self._config.parallel.pp * self._config.parallel.chunks
+
+    def _warn_of_tp_across_hosts(self) -> None:
+        per_host = int(os.environ.get("LOCAL_WORLD_SIZE", self._world.size))
+        crossing = groups_across_hosts(self._mesh.topology, "tp", per_host)
+        if crossing and self._mesh.rank == 0:
+            log.warning(
+                "Tensor-parallel ranks %s lie on several hosts (%d processes each): every layer will wait for the "
+                "network. Choose a tp that divides the processes of a host, and keep it innermost in parallel.order.",
+                list(crossing[0]),
+                per_host,
+            )
+
+    def _batches(self) -> Batches | None:
+        """The text, on ranks that read it. A tokenizer is trained by rank 0 alone and handed on through the store."""
+        config, tokenizer = self._config, None
+        text = read_text(config.data) if Loader.reads(self._mesh) else None
+        if config.data.tokenizer == "bpe":
+            store, key = dist.distributed_c10d._get_default_store(), "megascope/tokenizer"
+            if self._mesh.rank == 0 and text is not None:
+                store.set(key, train_tokenizer(text, config.model.vocabulary))
+            if text is not None:
+                tokenizer = store.get(key).decode()
+        return None if text is None else Batches(encode(text, config.data, tokenizer), config)
+
+    def run(self) -> TrainResult:
+        """Train from where the newest checkpoint ends to the last step."""
+        start = 0
+        if self._checkpointer is not None and self._config.checkpoint.resume:
+            start = self._checkpointer.restore()
+            if start and self._progress is not None:
+                self._progress(f"resumed after step {start - 1}")
+        result = TrainResult(start)
+        self.funnel.traffic.clear()
+        self._logged_step, self._logged_ns = start, time.monotonic_ns()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            for step in range(start, self._config.train.steps):
+                self._step(step, result)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        self._recorder.end_step()
+        self._finish(result)
+        return result
+
+    def _step(self, step: int, result: TrainResult) -> None:
+        train = self._config.train
+        self._recorder.step(step)
+        self._switches.step(step)
+        began_ns = time.monotonic_ns()
+        batch = self._loader.load(Split.TRAIN, step)
+        self.pipeline.train_step(batch, lambda loss: self._readback.push(step, self.optimizer.step(step, loss)))
+        self._report(result, time.monotonic_ns() - began_ns)
+        if train.eval_every and (step + 1) % train.eval_every == 0:
+            self._evaluate(step, result)
+        every = self._config.checkpoint.every
+        if self._checkpointer is not None and every and (step + 1) % every == 0:
+            self._checkpointer.save(step + 1)
+        if (step + 1) % GC_EVERY_STEPS == 0:
+            with self._probe.span("gc"):
+                gc.collect(1)
+
+    def _report(self, result: TrainResult, duration_ns: int | None = None, *, wait: bool = False) -> None:
+        """Note the metrics that have arrived: on a CPU this step's, on a device perhaps an earlier one's."""
+        train, model = self._config.train, self._config.model
+        tokens = train.batch * model.sequence
+        world = self._world.size
+        for step, (loss, norm) in self._readback.ready(wait=wait):
+            result.losses.append(loss)
+            result.grad_norms.append(norm)
+            rate = learning_rate(train, step)
+            mfu = None if duration_ns is None else utilization(model, tokens * 1e9 / duration_ns, world, self._peak)
+            self._recorder.step_metrics(step, loss=loss, grad_norm=norm, tokens=tokens, mfu=mfu, learning_rate=rate)
+            if self._progress is not None and ((step + 1) % train.log_every == 0 or step + 1 == train.steps):
+                now = time.monotonic_ns()
+                speed = tokens * (step + 1 - self._logged_step) * 1e9 / (now - self._logged_ns)
+                self._logged_step, self._logged_ns = step + 1, now
+                mfu = utilization(model, speed, world, self._peak)
+                self._progress(progress_line(step, train.steps, loss, speed, mfu, norm, rate))
+
+    def _evaluate(self, step: int, result: TrainResult) -> None:
+        """Mean loss over the same held-out batches every time."""
+        train = self._config.train
+        traffic = self.funnel.traffic
+        self.funnel.traffic = {}
+        with self._probe.span("eval"):
+            total = torch.zeros(1, dtype=torch.float64, device=self._device)
+            for number in range(train.eval_batches):
+                part = self.pipeline.evaluate(self._loader.load(Split.EVAL, number))
+                if part is not None:
+                    total += part / train.eval_batches
+            if self._world.size > 1:
+                self._world.all_reduce(total)
+            loss = float(total.item())
+        self.funnel.traffic = traffic
+        result.eval_losses[step] = loss
+        self._recorder.step_metrics(step, eval_loss=loss)
+        if self._progress is not None:
+            self._progress(f"step {step + 1}/{train.steps}  eval loss {loss:.4f}")
+
+    def _finish(self, result: TrainResult) -> None:
+        for flat in self.optimizer.flats:
+            flat.finish_gather()
+        self._report(result, wait=True)
+        if self._checkpointer is not None:
+            self._checkpointer.finish()
+        result.traffic = self.funnel.traffic
+        if self._world.size > 1:  # rank 0 holds the rendezvous store: it stays until all have committed
+            self.funnel.traffic = {}
+            self._world.all_reduce(torch.zeros(1, device=self._device))
+        self.funnel.close()
+
+
+def progress_line(
+    step: int, steps: int, loss: float, tokens_per_second: float, mfu: float | None, grad_norm: float, rate: float
+) -> str:
+    """One line of progress, for a terminal."""
+    shown = "n/a" if mfu is None else f"{100 * mfu:.1f}%"
+    return (
+        f"step {step + 1}/{steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  MFU {shown}  "
+        f"grad norm {grad_norm:.3f}  lr {rate:.2e}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Paths and enumerations as text, for JSON."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (int, float, type(None))) else str(value)

@@ -1,0 +1,140 @@
+"""Checks of a configuration against itself and against the number of processes: one sentence for each refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..profiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from .config import TrainConfig
+
+Problem = tuple[bool, str]
+
+
+def check_config(config: TrainConfig, world_size: int) -> None:
+    """Raise UsageError with the first problem found."""
+    for checks in (_ranges, _mesh, _divisions, _others):
+        for is_wrong, sentence in checks(config, world_size):
+            if is_wrong:
+                raise UsageError(sentence)
+
+
+def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
+    model, parallel, train = config.model, config.parallel, config.train
+    at_least = {
+        1: {
+            "model.layers": model.layers,
+            "model.width": model.width,
+            "model.heads": model.heads,
+            "model.feed_forward": model.feed_forward,
+            "model.vocabulary": model.vocabulary,
+            "model.sequence": model.sequence,
+            "model.window": 1 if model.window is None else model.window,
+            "parallel.tp": parallel.tp,
+            "parallel.pp": parallel.pp,
+            "parallel.dp": parallel.dp,
+            "parallel.chunks": parallel.chunks,
+            "parallel.bucket_bytes": parallel.bucket_bytes,
+            "parallel.timeout_s": parallel.timeout_s,
+            "train.steps": train.steps,
+            "train.batch": train.batch,
+            "train.microbatches": train.microbatches,
+            "train.log_every": train.log_every,
+            "train.eval_batches": train.eval_batches,
+            "checkpoint.keep": config.checkpoint.keep,
+        },
+        0: {
+            "parallel.recv_ahead": parallel.recv_ahead,
+            "train.warmup_steps": train.warmup_steps,
+            "train.eval_every": train.eval_every,
+            "checkpoint.every": config.checkpoint.every,
+            "record.attempt": config.record.attempt or 0,
+        },
+    }
+    for least, settings in at_least.items():
+        for name, value in settings.items():
+            yield value < least, f"{name} is {value}, but it must be at least {least}: change it."
+    for name, number in (("learning_rate", train.learning_rate), ("clip", train.clip), ("epsilon", train.epsilon)):
+        yield not number > 0, f"train.{name} is {number}, but it must be above 0: change it."
+    for name, number in (("beta1", train.beta1), ("beta2", train.beta2)):
+        yield not 0 <= number < 1, f"train.{name} is {number}, but it must lie in [0, 1): change it."
+    share = config.data.eval_share
+    yield not 0 <= share < 1, f"data.eval_share is {share}, but it must lie in [0, 1): change it."
+
+
+def _mesh(config: TrainConfig, world_size: int) -> Iterator[Problem]:
+    order = config.parallel.order
+    yield (
+        sorted(order) != ["dp", "pp", "tp"],
+        f"parallel.order is {', '.join(order) or 'empty'}: name pp, dp and tp once each, the outermost first.",
+    )
+    topology = config.topology()
+    product = " x ".join(f"{name} {size}" for name, size in topology.axes)
+    yield (
+        topology.world_size != world_size,
+        f"{product} = {topology.world_size}, but {world_size} {_processes(world_size)} started: "
+        f"start {topology.world_size} (--nproc, or torchrun's --nproc-per-node x --nnodes), or change the layout.",
+    )
+
+
+def _processes(count: int) -> str:
+    return "process was" if count == 1 else "processes were"
+
+
+def _divisions(config: TrainConfig, _: int) -> Iterator[Problem]:
+    model, parallel, train = config.model, config.parallel, config.train
+    stages = parallel.pp * parallel.chunks
+    yield (
+        parallel.chunks > 1 and parallel.pp == 1,
+        f"parallel.chunks is {parallel.chunks}, but there is one pipeline stage: set chunks to 1, or pp above 1.",
+    )
+    yield (
+        model.layers % stages != 0,
+        f"{model.layers} layers cannot be cut into pp {parallel.pp} x chunks {parallel.chunks} = {stages} equal parts: "
+        f"make model.layers a multiple of {stages}.",
+    )
+    yield (
+        model.width % model.heads != 0 or model.width // model.heads % 2 != 0,
+        f"A width of {model.width} does not give each of {model.heads} heads an even number of channels, which rotary "
+        f"positions need: make model.width a multiple of {2 * model.heads}.",
+    )
+    for name, value in (("heads", model.heads), ("vocabulary", model.vocabulary), ("sequence", model.sequence)):
+        yield (
+            value % parallel.tp != 0,
+            f"model.{name} is {value}, which tp {parallel.tp} does not divide: make it a multiple of {parallel.tp}.",
+        )
+    parts = parallel.dp * train.microbatches
+    yield (
+        train.batch % parts != 0,
+        f"A batch of {train.batch} sequences cannot be cut into dp {parallel.dp} x {train.microbatches} micro-batches: "
+        f"make train.batch a multiple of {parts}.",
+    )
+    yield (
+        parallel.chunks > 1 and train.microbatches % parallel.pp != 0,
+        f"Interleaved 1F1B needs micro-batches in groups of pp: train.microbatches is {train.microbatches}, "
+        f"make it a multiple of {parallel.pp}.",
+    )
+
+
+def _others(config: TrainConfig, world_size: int) -> Iterator[Problem]:
+    checkpoint = config.checkpoint
+    yield (
+        checkpoint.every > 0 and checkpoint.folder is None,
+        "checkpoint.every is set, but there is nowhere to write: set checkpoint.folder too.",
+    )
+    yield (
+        config.data.tokenizer == "bytes" and config.model.vocabulary < 256,
+        f"Bytes as tokens need a vocabulary of 256, but model.vocabulary is {config.model.vocabulary}: raise it.",
+    )
+    yield (
+        config.data.tokenizer == "bpe" and config.model.vocabulary < 257,
+        f"Byte-pair encoding needs more than 256 tokens, but model.vocabulary is {config.model.vocabulary}: raise it.",
+    )
+    from .faults import parse_fault  # noqa: PLC0415  (faults imports the recorder; this module stays light)
+
+    for text in config.fault:
+        fault = parse_fault(text)
+        outside = [rank for rank in fault.ranks if rank >= world_size]
+        yield bool(outside), f"The fault {text!r} names rank {outside}, but there are only ranks 0 to {world_size - 1}."

@@ -1,0 +1,142 @@
+"""One rank from its environment: process group, device and recorder around the training loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from ..profiler.errors import MegascopeError, UsageError
+from ..profiler.identity import identify
+from ..profiler.null import NullRecorder
+from ..profiler.opening import RecorderSettings, default_spool, open_recorder
+from ..profiler.session import install
+from .comm import AnyRecorder
+from .config import TrainConfig
+from .loop import Progress, Trainer, TrainResult
+
+log = logging.getLogger(__name__)
+
+SHARED_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Without it (torch 2.13) the workers of a restart read the gloo addresses of the attempt before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank this process is."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def place_from_environment(environment: Mapping[str, str]) -> Place | None:
+    """The rank that torchrun or our launcher gave this process; None if neither started it.
+
+    Raises UsageError where the variables are not numbers.
+    """
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    try:
+        rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        local_rank = int(environment.get("LOCAL_RANK", rank))
+        return Place(rank, world_size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", world_size)))
+    except ValueError as error:
+        raise UsageError(
+            f"RANK, WORLD_SIZE, LOCAL_RANK or LOCAL_WORLD_SIZE in the environment is not a number ({error}): unset it."
+        ) from error
+
+
+def run_worker(
+    config: TrainConfig,
+    recorder: AnyRecorder | None = None,
+    *,
+    progress: Progress | None = None,
+    rendezvous: socket.socket | None = None,
+) -> TrainResult:
+    """Train as the rank that the environment names; initialises the process group if that was not done.
+
+    ``recorder`` None opens one as the configuration says. ``rendezvous`` is rank 0's listening socket, if it was
+    given one. Raises what training raised, after noting it in the recorder.
+    """
+    place = place_from_environment(os.environ)
+    if place is None:
+        raise UsageError("RANK and WORLD_SIZE are not in the environment: start this under torchrun, or with --nproc.")
+    config.validate(place.world_size)
+    device = _choose_device(place)
+    if recorder is None:
+        recorder = open_worker_recorder(config, place, device)
+    try:
+        _join(config, place, device, rendezvous)
+        result = Trainer(config, recorder, device, progress if place.rank == 0 else None).run()
+        dist.destroy_process_group()
+    except KeyboardInterrupt:
+        recorder.close("interrupted")
+        raise
+    except BaseException as error:
+        recorder.exception(error)
+        recorder.close("crashed")
+        raise
+    recorder.close("finished")
+    return result
+
+
+def open_worker_recorder(config: TrainConfig, place: Place, device: torch.device) -> AnyRecorder:
+    """The recorder of a rank, in the spool, run and attempt that the configuration names."""
+    if not config.record.enabled:
+        return NullRecorder()
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    who = identify(config.record.run, config.record.attempt)
+    settings = RecorderSettings(
+        run=who.run,
+        attempt=who.attempt,
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        spool=config.record.spool or default_spool(config.record.store),
+        device=uuid,
+    )
+    recorder = open_recorder(settings)
+    install(recorder)
+    return recorder
+
+
+def _choose_device(place: Place) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if place.local_rank >= torch.cuda.device_count():
+        raise MegascopeError(
+            f"Local rank {place.local_rank} has no GPU: this host has {torch.cuda.device_count()}. "
+            "Start fewer processes, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU."
+        )
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def _join(config: TrainConfig, place: Place, device: torch.device, rendezvous: socket.socket | None) -> None:
+    """Initialise the default process group: gloo on a CPU, NCCL on CUDA."""
+    if dist.is_initialized():
+        return
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and os.environ.get(SHARED_STORE_VARIABLE) != "1":
+        log.warning(
+            "Set %s=1 for torchrun: with its shared store, a restarted job finds dead peers.", SHARED_STORE_VARIABLE
+        )
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_world_size))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=config.parallel.timeout_s)
+    if "MEGASCOPE_PORT" not in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    port = int(os.environ["MEGASCOPE_PORT"])
+    listening = None if rendezvous is None else rendezvous.detach()
+    store = TCPStore("127.0.0.1", port, place.world_size, place.rank == 0, timeout, master_listen_fd=listening)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
