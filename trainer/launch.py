@@ -152,7 +152,8 @@ class _Children:
             ended = self._reap()
             if not ended:
                 time.sleep(0.05)
-            for rank, code in ended:
+            # Who was killed comes first: the others that ended in the same moment may only have lost a peer.
+            for rank, code in sorted(ended, key=lambda end: end[1]):
                 if code != 0:
                     reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
                     sys.stderr.write(f"rank {rank} {reason}: all ranks are ended\n")

@@ -1,0 +1,37 @@
+"""Writes docs/tables.md from the schemas: `python docs/render_tables.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megascope.collectors.schemas import SCHEMA_VERSION, TABLES
+
+PAGE = Path(__file__).with_name("tables.md")
+
+HEAD = f"""# Tables of the store
+
+Schema version {SCHEMA_VERSION}. This page is written by `docs/render_tables.py` from `collectors/schemas.py`.
+
+Key of everything: (run, attempt, rank). Times ending in `_ns` are int64 ns; moments are UTC, made from the recording
+host's monotonic clock and one base taken at the start. Missing is NULL. The view `spans` joins `events` with the names
+of segments and the place of ranks, for questions by hand:
+
+    megascope sql STORE "select rank, avg(self_ns) / 1e6 as ms from spans where segment_name = 'forward' group by rank"
+"""
+
+
+def render() -> str:
+    """The page."""
+    parts = [HEAD]
+    for table in TABLES.values():
+        axes = " One int32 column for each axis of the mesh follows." if table.has_axes else ""
+        parts.append(f"## {table.name}\n\n{table.doc}{axes}\n\n| column | type | meaning |\n|---|---|---|")
+        for column in table.columns:
+            kind = str(column.type).replace("dictionary<values=string, indices=int32, ordered=0>", "string")
+            parts[-1] += f"\n| `{column.name}` | {kind}{'' if column.nullable else ', not NULL'} | {column.doc} |"
+        parts[-1] += "\n"
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

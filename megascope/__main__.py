@@ -1,0 +1,5 @@
+"""``python -m megascope``."""
+
+from .cli import main
+
+raise SystemExit(main())

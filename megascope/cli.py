@@ -1,0 +1,53 @@
+"""The command line: its verbs, and the one place that turns errors into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+
+from . import __version__
+from .profiler.errors import MegascopeError
+
+VERBS = ("demo", "train", "collect", "serve", "stragglers", "hang", "timeline", "sql")
+
+
+def build_app() -> cyclopts.App:
+    """The application. The verbs' modules are light: what a verb needs is imported when it runs."""
+    app = cyclopts.App(
+        name="megascope",
+        version=__version__,
+        help="Observability and diagnostics for large-scale LLM pretraining.",
+        help_flags=["--help", "-h"],
+        result_action="return_value",
+    )
+    for verb in VERBS:
+        module = importlib.import_module(f".commands.{verb}", __package__)
+        app.command(getattr(module, verb), name=verb)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0 done, 1 the input cannot be analysed, 2 usage."""
+    logging.basicConfig(level=logging.WARNING, format="megascope: %(message)s", stream=sys.stderr)
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = build_app()(tokens, exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        return _fail(" ".join(str(error).split()), 2)
+    except MegascopeError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _fail(sentence: str, code: int) -> int:
+    sys.stderr.write(f"megascope: {sentence}\n")
+    return code

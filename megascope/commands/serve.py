@@ -1,0 +1,32 @@
+"""``megascope serve``: the dashboards."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ..profiler.errors import MegascopeError
+from .common import StorePath
+
+
+def serve(
+    store: StorePath,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="Address to listen on; one that is not local wants --token.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen on; 0 takes a free one.")] = 8321,
+    token: Annotated[str | None, Parameter(help="Secret that a visitor must give once, as ?token=...")] = None,
+) -> int:
+    """Serve the dashboards of a store, also while it is being written.
+
+    Example: megascope serve runs/demo/store
+    """
+    try:
+        from ..dashboards.server import serve as start  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MegascopeError(
+            f"The dashboards need {error.name}, which is not installed: pip install 'megascope[dashboards]'."
+        ) from None
+    start(store, host=host, port=port, token=token)
+    return 0

@@ -1,0 +1,38 @@
+"""``megascope timeline``: spans for Perfetto."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ..profiler.errors import MegascopeError
+from .common import AttemptNumber, Ranks, Run, Steps, StorePath, open_attempt, parse_ranks, parse_steps, report_damage
+
+
+def timeline(
+    store: StorePath,
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="File to write, in the Chrome trace format.")],
+    run: Run = None,
+    attempt: AttemptNumber = None,
+    steps: Steps = None,
+    ranks: Ranks = None,
+) -> int:
+    """Export spans as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+    Example: megascope timeline runs/demo/store --steps 30:32 --ranks 0-7 --out trace.json
+    """
+    from ..collectors.timeline import export_chrome  # noqa: PLC0415
+
+    opened, chosen = open_attempt(store, run, attempt)
+    try:
+        written = export_chrome(opened, chosen, out, ranks=parse_ranks(ranks), steps=parse_steps(steps))
+    except OSError as error:
+        raise MegascopeError(f"Cannot write {out} ({error.strerror}): give another --out.") from error
+    report_damage(opened)
+    sys.stdout.write(f"{written} spans written to {out}\n")
+    return 0

@@ -1,0 +1,31 @@
+"""The demo's own store, made once for all tests that look at it."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.commands import finished
+
+DEMO_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A demo that has run: what it printed, and its store."""
+
+    process: subprocess.CompletedProcess[str]
+    folder: Path
+    store: Path
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """`megascope demo`, with half of its steps; rank 5 is slowed from step 20 on."""
+    folder = tmp_path_factory.mktemp("demo")
+    process = finished(folder, "demo", "--no-serve", "--train.steps", str(DEMO_STEPS), timeout_s=280)
+    assert process.returncode == 0, process.stdout
+    (store,) = folder.glob("runs/*/store")
+    return Demo(process, folder, store)

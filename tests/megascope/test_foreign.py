@@ -1,0 +1,46 @@
+"""A plain DDP script under torchrun gets a store and a verdict without our trainer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from megascope.collectors.store import Store
+from megascope.heatmap.matrix import segment_matrix
+from support.commands import environment, relatives, wait_for
+
+from megascope.cli import main
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
+
+
+@pytest.mark.parametrize("slow_rank", [2, None])
+def test_ddp_under_torchrun(slow_rank: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"MEGASCOPE_STORE": str(tmp_path / "store"), "STEPS": "40"}
+    if slow_rank is not None:
+        more["SLOW_RANK"] = str(slow_rank)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(EXAMPLE)]
+    done = subprocess.run(
+        torchrun, env=environment(tmp_path, **more), capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: not list((tmp_path / "spool").rglob("*.box")), 60, "the agent's last drain")
+    for process in relatives(tmp_path):  # the agent waits for further jobs of this store
+        process.terminate()
+    store = Store(tmp_path / "store")
+    attempt = store.attempt()
+    assert (attempt.layout, attempt.exit_reason) == ({"dp": 4}, "finished")
+    matrix = segment_matrix(store, attempt, "forward")
+    assert (len(matrix.ranks), len(matrix.steps)) == (4, 40)
+    main(["stragglers", str(tmp_path / "store"), "--json"])
+    verdict = json.loads(capsys.readouterr().out)
+    accused = [culprit["ranks"] for culprit in verdict["culprits"]]
+    if slow_rank is None:
+        assert accused == []
+        assert verdict["verdict"] != "healthy"  # backward hides the all-reduce: nobody can say healthy
+    else:
+        assert accused == [[slow_rank]]
+        assert verdict["culprits"][0]["segment"] == "forward"
