@@ -1,0 +1,1 @@
+"""Who is slow: peers, matrices, verdicts, and the heatmap figure."""

@@ -1,0 +1,239 @@
+"""From observations to findings: which ranks are raised against their peers, and what could not be judged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .cells import SegmentCells
+from .compare import Comparison, compare, typical_excess
+from .detect import Raised, Thresholds, smallest_visible_ratio, spread_of_others, usable_rows
+from .observations import Observations
+from .peers import FloatArray, IntArray, has_values, refine, row_median
+from .synchrony import hides_waiting, leaves_late, measure_lateness
+from .verdict import Abstention, Pattern
+
+DEFAULT_THRESHOLDS = Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rank at one segment: what `stragglers` turns into a culprit.
+
+    ``excess_ms`` is per step; ``excess_share`` and ``waited_share`` (how much longer others waited) are shares of the
+    job's time in the steps looked at; ``peers`` are the ranks that it was compared with.
+    """
+
+    rank: int
+    segment: str
+    kind: str
+    ratio: float
+    steps: tuple[int, int]
+    pattern: Pattern
+    confidence: float
+    excess_ms: float
+    excess_share: float
+    waited_share: float
+    peers: tuple[int, ...]
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the job's time that is lost to this rank, 0 to 1.
+
+        Sum of the excess on the critical path / sum of the step times. The excess is own time minus the peers' median.
+        Where waiting is measured, only that part counts which the others waited longer in communication than this
+        rank did: what slack hides costs nothing.
+        """
+        return round(min(max(min(self.excess_share, self.waited_share), 0.0), 1.0), 6)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentJudgement:
+    """What one segment gave. ``visible_ratio`` is the slow-down from which a rank would have been named, None where
+    the segment could not be judged; ``cost_share`` its share of the step's time on the median rank."""
+
+    findings: tuple[Finding, ...]
+    abstained: tuple[Abstention, ...]
+    visible_ratio: float | None
+    cost_share: float
+    compared: frozenset[int]
+
+
+def judge_segment(
+    cells: SegmentCells, seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS
+) -> SegmentJudgement:
+    """Compare the ranks at one segment of work and accuse those that pass every threshold."""
+    roles = seen.placement.roles(cells.ranks)
+    cost = _cost_share(cells, seen)
+    comparison = compare(cells, roles, seen.step_ms, thresholds)
+    if comparison is None:
+        reason = f"fewer than two ranks of a stage have {thresholds.min_steps} measured steps of it"
+        return SegmentJudgement((), (Abstention(cells.name, reason),), None, cost, frozenset())
+    notes: list[Abstention] = []
+    split = _role_effect(comparison, cells, roles, seen)
+    if split is not None:
+        roles, note = split
+        notes.append(note)
+        again = compare(cells, roles, seen.step_ms, thresholds)
+        if again is None:
+            return SegmentJudgement((), tuple(notes), None, cost, frozenset())
+        comparison = again
+    raised, notes_waiting, blind = _without_victims(comparison, cells, roles, seen)
+    notes += notes_waiting
+    usable = usable_rows(comparison.logs, thresholds.min_steps)
+    levels = row_median(comparison.logs)
+    for one in raised:  # their mirror images too: a peer that has no other
+        mirrored = roles == roles[one.row]
+        levels[mirrored if mirrored.sum() <= 2 else [one.row]] = np.nan
+    visible = None
+    if not blind and len(usable):
+        visible = smallest_visible_ratio(comparison.noise, levels, comparison.logs.shape[1], thresholds)
+    findings = tuple(_finding(one, comparison, cells, roles, seen) for one in raised)
+    return SegmentJudgement(findings, tuple(notes), visible, cost, frozenset(int(cells.ranks[row]) for row in usable))
+
+
+def _role_effect(
+    comparison: Comparison, cells: SegmentCells, roles: IntArray, seen: Observations
+) -> tuple[IntArray, Abstention] | None:
+    """Peer groups split by an axis on which all ranks of one index are raised: they do more work, they are not slow.
+
+    Such as the tp rank that also loads the data. A slow host is told apart by holding all of them and nobody else.
+    """
+    raised = np.zeros(len(roles), bool)
+    raised[[one.row for one in comparison.raised]] = True
+    if raised.sum() < 2:
+        return None
+    present = has_values(comparison.logs)
+    hosts = np.array([seen.placement.host_of(int(rank)) or "" for rank in cells.ranks], dtype=object)
+    for axis in seen.placement.coordinates:
+        index = seen.placement.coordinate(axis, cells.ranks)
+        pairs = {(stage, at) for stage, at in zip(roles[raised], index[raised], strict=True)} | {
+            (None, at) for at in index[raised]
+        }
+        for stage, at in sorted(pairs, key=str):
+            members = present & (index == at) & (True if stage is None else roles == stage)
+            others = present & (index != at) & np.isin(roles, roles[members])
+            if members.sum() < 2 or not raised[members].all() or not others.any():
+                continue
+            if not set(hosts[members]) & set(hosts[others]):
+                continue
+            reason = (
+                f"all ranks with {axis}={at} take longer at it than the rest of their stage: that is their place in "
+                f"the mesh, not a slow rank, so they were compared only among themselves"
+            )
+            return refine(roles, index), Abstention(cells.name, reason)
+    return None
+
+
+def _without_victims(
+    comparison: Comparison, cells: SegmentCells, roles: IntArray, seen: Observations
+) -> tuple[list[Raised], list[Abstention], bool]:
+    """Drop those who only wait inside a segment that hides a synchronisation; True if the segment is blind to it."""
+    lateness = measure_lateness(cells, roles, seen.offsets_ns)
+    hidden = hides_waiting(cells, roles, lateness)
+    if not hidden and seen.waits_ms is not None:
+        return list(comparison.raised), [], False
+    kept: list[Raised] = []
+    notes: list[Abstention] = []
+    for one in comparison.raised:
+        excess = typical_excess(one, comparison)
+        late = leaves_late(lateness, one.row, slice(one.first, one.last + 1), excess)
+        if late:
+            kept.append(one)
+        else:
+            notes.append(_waiting_note(cells, one, late))
+    if hidden:
+        reason = (
+            f"{cells.name} contains unmeasured synchronisation: ranks that enter it later show it shorter by as much"
+        )
+        notes.append(Abstention(cells.name, reason))
+    return kept, notes, True
+
+
+def _waiting_note(cells: SegmentCells, one: Raised, late: bool | None) -> Abstention:
+    rank = int(cells.ranks[one.row])
+    if late is None:
+        reason = (
+            f"{cells.name} contains unmeasured synchronisation and the hosts' clocks are not aligned: whether rank "
+            f"{rank} (x{math.exp(one.effect):.2f} of its peers) works or waits there cannot be told"
+        )
+    else:
+        reason = (
+            f"{cells.name} contains unmeasured synchronisation: rank {rank} (x{math.exp(one.effect):.2f} of its peers) "
+            f"does not leave it later than the others, so it waits for them there"
+        )
+    return Abstention(cells.name, reason)
+
+
+def _cost_share(cells: SegmentCells, seen: Observations) -> float:
+    """Share of the job's time that the median rank spends in the segment."""
+    total = float(np.nansum(seen.step_ms))
+    own = np.nansum(cells.per_step_ms(), axis=1)
+    return float(np.median(own)) / total if len(own) and total > 0 else 0.0
+
+
+def _finding(one: Raised, comparison: Comparison, cells: SegmentCells, roles: IntArray, seen: Observations) -> Finding:
+    others = (roles == roles[one.row]) & has_values(comparison.logs)
+    peers = tuple(int(rank) for row, rank in enumerate(cells.ranks) if others[row] and row != one.row)
+    levels = row_median(comparison.logs[:, one.first : one.last + 1])
+    between = one.effect / spread_of_others(levels, one.row, roles)
+    excess_share, waited_share = _shares(one, comparison.own - comparison.peers, seen)
+    return Finding(
+        rank=int(cells.ranks[one.row]),
+        segment=cells.name,
+        kind=cells.kind,
+        ratio=math.exp(one.effect),
+        steps=(int(cells.steps[one.first]), int(cells.steps[one.last])),
+        pattern=one.pattern,
+        confidence=_confidence(one, between, len(peers)),
+        excess_ms=typical_excess(one, comparison),
+        excess_share=excess_share,
+        waited_share=waited_share,
+        peers=peers,
+    )
+
+
+def _confidence(one: Raised, between: float, peers: int) -> float:
+    """0 to 1: grows with both z and the distance from the other ranks; with a single peer at most 0.6.
+
+    Both parts are 0.5 at their thresholds (5 and 3.5) and reach 0.95 at about twice those; an ordering aid, not a
+    probability.
+    """
+    sure = 1 - 0.5 * math.exp(-max(one.z - 5.0, 0.0) / 2.5)
+    apart = 1 - 0.5 * math.exp(-max(between - 3.5, 0.0) / 1.75)
+    result = min(sure, apart, 0.99)
+    return round(result * 0.6 if peers == 1 else result, 3)
+
+
+def _shares(one: Raised, excess: FloatArray, seen: Observations) -> tuple[float, float]:
+    """Excess in the stretch, and how much longer the median of the others waited for communication than this rank
+    did, both over the sum of all step times looked at. Without measured waiting both are the excess."""
+    inside = slice(one.first, one.last + 1)
+    above = np.minimum(excess[one.row, inside], seen.step_ms[inside])
+    usable = np.isfinite(above)
+    total = float(np.nansum(seen.step_ms))
+    if not usable.any() or not total > 0:
+        return 0.0, 0.0
+    own = float(np.mean(above[usable])) * int(usable.sum()) / total
+    if seen.waits_ms is None:
+        return own, own
+    waited = seen.waits_ms[:, inside]
+    more = row_median(np.delete(waited, one.row, axis=0).T) - waited[one.row]
+    if not np.isfinite(more).any():
+        return own, own
+    return own, float(np.nanmean(more)) * int(usable.sum()) / total
+
+
+def per_rank(findings: list[Finding]) -> list[Finding]:
+    """One finding a rank: its costliest segment, with the loss in all its segments; the costliest rank first."""
+    by_rank: dict[int, list[Finding]] = {}
+    for one in findings:
+        by_rank.setdefault(one.rank, []).append(one)
+    result = []
+    for own in by_rank.values():
+        first = max(own, key=lambda one: one.excess_share)
+        waited = max(one.waited_share for one in own)
+        result.append(replace(first, excess_share=sum(one.excess_share for one in own), waited_share=waited))
+    return sorted(result, key=lambda one: (-one.lost_share, -one.ratio, one.rank))

@@ -1,0 +1,163 @@
+"""Rank by step matrices of a segment, beside what the peers of each rank took: what the heatmap shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from ..collectors.store import Attempt, Store
+from ..profiler.errors import UsageError
+from .cells import METRICS, SegmentCells, load_cells, pivot
+from .peers import STAGE_AXIS, FloatArray, IntArray, Placement, row_median
+
+MIN_SPREAD = 0.01
+"""Floor of the spread behind z, as a log-ratio: no difference below a percent is called large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A segment over ranks [R] and steps [S]; all arrays [R, S] float64, NaN where nothing was measured.
+
+    ``values``: mean per span in milliseconds, or the number of spans for the metric ``count``. ``peers_median``:
+    the same of the median of the rank's peers (same stage and chunk, itself left out). ``ratio``: values over
+    peers. ``z``: log-ratio in units of its robust spread over all cells of the segment.
+    """
+
+    segment: str
+    metric: str
+    ranks: IntArray
+    steps: IntArray
+    values: FloatArray
+    peers_median: FloatArray
+    ratio: FloatArray
+    z: FloatArray
+
+
+def load_placement(store: Store, attempt: Attempt) -> Placement:
+    """Where the attempt's ranks ran and stand in the mesh, as far as the store knows."""
+    table = store.query("SELECT * FROM ranks", attempt=attempt)
+    key = {"run", "attempt", "rank", "host", "local_rank", "device", "pid"}
+    axes = list(attempt.layout) or [name for name in table.column_names if name not in key]
+    return Placement.from_table(table, axes)
+
+
+def segment_matrix(
+    store: Store,
+    attempt: Attempt,
+    segment_name: str,
+    metric: str = "self",
+    steps: tuple[int, int] | None = None,
+) -> Matrix:
+    """Matrix of one segment over all ranks of the attempt; ``steps`` are the first and the last wanted.
+
+    Metrics: self, duration, exposed (all milliseconds per span) and count (spans per step). Raises UsageError for
+    another metric, or a segment that the attempt does not have.
+    """
+    if metric not in METRICS:
+        raise UsageError(f"There is no metric {metric!r}: choose one of {', '.join(METRICS)}.")
+    table = load_cells(store, attempt, metric=metric, names=[segment_name], steps=steps)
+    placement = load_placement(store, attempt)
+    ranks = sorted({*placement.ranks.tolist(), *table["rank"].to_pylist()})
+    if not table.num_rows:
+        known = segments_available(store, attempt)["segment"].to_pylist()
+        if segment_name not in known:
+            listed = ", ".join(known[:20]) or "none"
+            raise UsageError(f"Attempt {attempt.attempt} of {attempt.run} has no segment {segment_name!r}: {listed}.")
+        return _empty(segment_name, metric, np.array(ranks, np.int64))
+    return to_matrix(merge(pivot(table, ranks)), placement, metric)
+
+
+def merge(cells: list[SegmentCells]) -> SegmentCells:
+    """The same name may be used with several kinds: the one with the most spans is shown."""
+    return max(cells, key=lambda one: float(one.count.sum()))
+
+
+def to_matrix(cells: SegmentCells, placement: Placement, metric: str = "self") -> Matrix:
+    """Matrix of cells that are loaded: see `Matrix` for what its arrays hold."""
+    values = cells.per_span_ms()
+    if metric == "count":
+        spans = cells.count.sum(axis=0)
+        values = np.where(spans > 0, spans, np.nan)
+        cells = replace(cells, total_ms=values[None], count=(spans > 0).astype(float)[None])
+    own, peers = cells.compared(placement.roles(cells.ranks))
+    ratio = np.divide(own, peers, out=np.full_like(own, np.nan), where=peers > 0)
+    return Matrix(cells.name, metric, cells.ranks, cells.steps, values, peers, ratio, _z(ratio))
+
+
+def _z(ratio: FloatArray) -> FloatArray:
+    logs = np.log(np.where(ratio > 0, ratio, np.nan))
+    finite = np.abs(logs[np.isfinite(logs)])
+    spread = max(1.4826 * float(np.median(finite)), MIN_SPREAD) if len(finite) else MIN_SPREAD
+    z: FloatArray = logs / spread
+    return z
+
+
+def _empty(segment: str, metric: str, ranks: IntArray) -> Matrix:
+    none = np.full((len(ranks), 0), np.nan)
+    return Matrix(segment, metric, ranks, np.zeros(0, np.int64), none, none, none, none)
+
+
+def segments_available(store: Store, attempt: Attempt) -> pa.Table:
+    """Segments with spans: segment, kind, axis, spans, ranks, self_ms (over all ranks); the costliest first."""
+    return store.query(
+        """SELECT segment_name AS segment, kind, axis, count(*) AS spans, count(DISTINCT rank) AS ranks,
+                  sum(self_ns) / 1e6 AS self_ms
+           FROM spans WHERE step IS NOT NULL GROUP BY ALL ORDER BY self_ms DESC NULLS LAST, segment, kind""",
+        attempt=attempt,
+    )
+
+
+def rank_segment_table(
+    store: Store, attempt: Attempt, steps: tuple[int, int] | None = None, metric: str = "self"
+) -> pa.Table:
+    """One row a rank and segment: rank, host, stage, segment, kind, spans, steps, own_ms and peers_ms (median over
+    the steps of the mean per span), ratio (median over the steps), z; the largest ratio first."""
+    placement = load_placement(store, attempt)
+    rows: list[dict[str, object]] = []
+    for cells in pivot(load_cells(store, attempt, metric=metric, steps=steps)):
+        rows += _rank_rows(to_matrix(cells, placement, metric), cells, placement)
+    rows.sort(key=lambda row: -(row["ratio"] if isinstance(row["ratio"], float) else 0.0))
+    return pa.Table.from_pylist(rows, schema=_RANK_SEGMENT)
+
+
+_RANK_SEGMENT = pa.schema(
+    [
+        ("rank", pa.int64()),
+        ("host", pa.string()),
+        ("stage", pa.int64()),
+        ("segment", pa.string()),
+        ("kind", pa.string()),
+        ("spans", pa.int64()),
+        ("steps", pa.int64()),
+        ("own_ms", pa.float64()),
+        ("peers_ms", pa.float64()),
+        ("ratio", pa.float64()),
+        ("z", pa.float64()),
+    ]
+)
+
+
+def _rank_rows(matrix: Matrix, cells: SegmentCells, placement: Placement) -> list[dict[str, object]]:
+    spans = cells.count.sum(axis=(0, 2))
+    known = STAGE_AXIS in placement.coordinates
+    stages = placement.coordinate(STAGE_AXIS, matrix.ranks) if known else np.zeros(len(matrix.ranks), np.int64)
+    columns = [row_median(array) for array in (matrix.values, matrix.peers_median, matrix.ratio, matrix.z)]
+    return [
+        {
+            "rank": int(rank),
+            "host": placement.host_of(int(rank)),
+            "stage": int(stages[row]) if stages[row] >= 0 else None,
+            "segment": cells.name,
+            "kind": cells.kind,
+            "spans": int(spans[row]),
+            "steps": int(np.isfinite(matrix.values[row]).sum()),
+            **{
+                key: float(column[row]) if np.isfinite(column[row]) else None
+                for key, column in zip(("own_ms", "peers_ms", "ratio", "z"), columns, strict=True)
+            },
+        }
+        for row, rank in enumerate(matrix.ranks)
+        if spans[row] > 0
+    ]

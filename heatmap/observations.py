@@ -1,0 +1,161 @@
+"""Everything that the straggler analysis looks at, loaded from a store once: cells, places, step times, waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from ..collectors.store import Attempt, Store
+from .cells import NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
+from .matrix import load_placement
+from .peers import FloatArray, IntArray, Placement, column_median
+
+MAX_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The input of `judge`: all arrays over the same ranks [R] and steps [S].
+
+    ``step_ms`` [S] is the median rank's step time. ``waits_ms`` [R, S] is the exposed time in communication, None
+    where no communication was recorded at all. ``offsets_ns`` [R] aligns host clocks, NaN where unknown.
+    ``missing`` are ranks that the job has and the store does not; ``warm_up`` the steps that were left out.
+    """
+
+    cells: tuple[SegmentCells, ...]
+    placement: Placement
+    ranks: IntArray
+    steps: IntArray
+    step_ms: FloatArray
+    waits_ms: FloatArray | None
+    offsets_ns: FloatArray
+    missing: tuple[int, ...] = ()
+    missing_count: int = 0
+    warm_up: tuple[int, ...] = ()
+    unmeasured: tuple[str, ...] = field(default=())
+
+
+def observe(
+    store: Store, attempt: Attempt, *, steps: tuple[int, int] | None = None, ranks: list[int] | None = None
+) -> Observations:
+    """Load what an attempt's ranks did in the given steps (first and last; all if None).
+
+    ``ranks`` limits who is looked at, peers included. The first steps of an attempt are always left out.
+    """
+    warm_up = _warm_up(store, attempt)
+    table = load_cells(store, attempt, kinds=[str(kind) for kind in WORK_KINDS], steps=steps)
+    table = table.filter(pa.array(~np.isin(table["step"].to_numpy(), np.array(warm_up, np.int64))))
+    placement = load_placement(store, attempt)
+    known = {*placement.ranks.tolist(), *table["rank"].to_pylist()}
+    chosen = sorted(known if ranks is None else known & set(ranks))
+    cells = tuple(pivot(table, chosen))
+    all_ranks = np.array(chosen, np.int64)
+    all_steps = cells[0].steps if cells else np.zeros(0, np.int64)
+    seen = _with_data(cells, all_ranks)
+    missing = tuple(rank for rank, has in zip(chosen, seen, strict=True) if not has)
+    absent = 0 if ranks is not None else max((attempt.world_size or 0) - len(chosen), 0)
+    return Observations(
+        cells,
+        placement,
+        all_ranks,
+        all_steps,
+        _step_times(store, attempt, all_ranks, all_steps, cells),
+        _waits(store, attempt, all_ranks, all_steps),
+        _offsets(store, attempt, placement, all_ranks),
+        missing,
+        len(missing) + absent,
+        tuple(step for step in warm_up if steps is None or steps[0] <= step <= steps[1]),
+        _unmeasured(store, attempt),
+    )
+
+
+def _with_data(cells: tuple[SegmentCells, ...], ranks: IntArray) -> list[bool]:
+    seen = np.zeros(len(ranks), bool)
+    for one in cells:
+        seen |= (one.count.sum(axis=0) > 0).any(axis=1)
+    return [bool(has) for has in seen]
+
+
+def _warm_up(store: Store, attempt: Attempt) -> list[int]:
+    """First steps of an attempt: two, or one of fewer than a dozen; and those after them that take twice as long."""
+    sql = "SELECT step, median(duration_ns) AS took FROM steps GROUP BY step ORDER BY step"
+    table = store.query(sql, attempt=attempt)
+    if not table.num_rows:
+        found = store.query("SELECT DISTINCT step FROM events WHERE step IS NOT NULL ORDER BY 1", attempt=attempt)
+        steps = [int(step) for step in found["step"].to_pylist()]
+        return steps[: MAX_WARM_UP if len(steps) >= 12 else min(1, len(steps) - 1)]
+    steps = [int(step) for step in table["step"].to_pylist()]
+    took = np.array([np.nan if value is None else value for value in table["took"].to_pylist()], float)
+    first = MAX_WARM_UP if len(steps) >= 12 else min(1, len(steps) - 1)
+    usual = np.nanmedian(took[first:]) if np.isfinite(took[first:]).any() else np.inf
+    while first < len(steps) // 10 and took[first] > 2 * usual:
+        first += 1
+    return steps[:first]
+
+
+def _step_times(
+    store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray, cells: tuple[SegmentCells, ...]
+) -> FloatArray:
+    """Median over the ranks of each step's duration; where `steps` has none, from the first span to the last."""
+    sql = "SELECT rank, step, duration_ns / 1e6 AS ms FROM steps WHERE duration_ns IS NOT NULL"
+    table = store.query(sql, attempt=attempt)
+    matrix = _grid(table, "ms", ranks, steps)
+    result = column_median(matrix)
+    if cells:
+        base_ns = min(one.base_ns for one in cells)
+        first = np.stack([one.first_ns + (one.base_ns - base_ns) for one in cells])
+        last = np.stack([one.last_ns + (one.base_ns - base_ns) for one in cells])
+        spans = np.where(np.isfinite(last).any(axis=0), _extreme(last, np.max) - _extreme(first, np.min), np.nan)
+        result = np.where(np.isfinite(result), result, column_median(spans / NS_PER_MS))
+    return result
+
+
+def _extreme(values: FloatArray, pick: object) -> FloatArray:
+    fill = -np.inf if pick is np.max else np.inf
+    filled = np.where(np.isfinite(values), values, fill)
+    result: FloatArray = filled.max(axis=0) if pick is np.max else filled.min(axis=0)
+    return np.where(np.isfinite(result), result, np.nan)
+
+
+def _waits(store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray) -> FloatArray | None:
+    table = store.query(
+        """SELECT rank, step, count(*) AS spans, sum(exposed_ns) / 1e6 AS ms FROM spans
+           WHERE kind IN ('collective', 'p2p') AND step IS NOT NULL GROUP BY ALL""",
+        attempt=attempt,
+    )
+    return _grid(table, "ms", ranks, steps) if table.num_rows else None
+
+
+def _grid(table: pa.Table, column: str, ranks: IntArray, steps: IntArray) -> FloatArray:
+    """Rows of (rank, step, value) to a matrix [R, S]; what is not there is NaN."""
+    result = np.full((len(ranks), len(steps)), np.nan)
+    rank, step = table["rank"].to_numpy(), table["step"].to_numpy()
+    keep = np.isin(rank, ranks) & np.isin(step, steps)
+    row, place = np.searchsorted(ranks, rank[keep]), np.searchsorted(steps, step[keep])
+    result[row, place] = np.asarray(table[column].to_numpy(zero_copy_only=False), float)[keep]
+    return result
+
+
+def _offsets(store: Store, attempt: Attempt, placement: Placement, ranks: IntArray) -> FloatArray:
+    """Offset of each rank's host clock: zero on a single host; else the newest that `clock_offsets` has."""
+    if len(set(placement.hosts)) <= 1:
+        return np.zeros(len(ranks))
+    table = store.query(
+        "SELECT host, arg_max(offset_ns, moment_ns) AS offset_ns FROM clock_offsets GROUP BY host", attempt=attempt
+    )
+    known = dict(zip(table["host"].to_pylist(), table["offset_ns"].to_pylist(), strict=True))
+    found = [known.get(placement.host_of(int(rank)) or "") for rank in ranks]
+    return np.array([np.nan if offset is None else float(offset) for offset in found])
+
+
+def _unmeasured(store: Store, attempt: Attempt) -> tuple[str, ...]:
+    """Segments of work that ran, but none of whose spans has a time that can be trusted."""
+    table = store.query(
+        f"""SELECT segment_name AS name FROM spans
+            WHERE step IS NOT NULL AND kind IN ({", ".join(f"'{kind}'" for kind in WORK_KINDS)})
+            GROUP BY segment_name HAVING count(*) FILTER (status = 'ok' AND self_ns IS NOT NULL) = 0 ORDER BY 1""",
+        attempt=attempt,
+    )
+    return tuple(str(name) for name in table["name"].to_pylist())

@@ -1,0 +1,137 @@
+"""Peers: which ranks do the same work, and what the others of a rank's peers take for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+STAGE_AXIS = "pp"
+"""The axis whose index is the stage: ranks of different stages hold different layers and are never compared."""
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where ranks run and stand: ``ranks`` [R] ascending, host names [R], per axis coordinates [R] (-1 unknown)."""
+
+    ranks: IntArray
+    hosts: tuple[str, ...]
+    coordinates: Mapping[str, IntArray]
+
+    @classmethod
+    def from_table(cls, table: pa.Table, axes: Sequence[str]) -> Placement:
+        """From rows of the store's table ``ranks``; a rank that has several rows keeps its last one."""
+        rows = {int(row["rank"]): row for row in table.to_pylist()}
+        ranks = sorted(rows)
+        present = [axis for axis in axes if axis in table.column_names]
+        return cls(
+            np.array(ranks, np.int64),
+            tuple(str(rows[rank]["host"]) for rank in ranks),
+            {
+                axis: np.array([-1 if rows[rank][axis] is None else int(rows[rank][axis]) for rank in ranks], np.int64)
+                for axis in present
+            },
+        )
+
+    def at(self, ranks: IntArray) -> IntArray:
+        """Position of each given rank in this placement; -1 for a rank that it does not know."""
+        if not len(self.ranks):
+            return np.full(len(ranks), -1, np.int64)
+        found = np.minimum(np.searchsorted(self.ranks, ranks), len(self.ranks) - 1)
+        return np.where(self.ranks[found] == ranks, found, -1)
+
+    def host_of(self, rank: int) -> str | None:
+        """Host of a rank, if it is known."""
+        position = int(self.at(np.array([rank], np.int64))[0])
+        return None if position < 0 else self.hosts[position]
+
+    def coordinate(self, axis: str, ranks: IntArray) -> IntArray:
+        """Index of each given rank on an axis, [R]; -1 where it is not known."""
+        values = self.coordinates.get(axis)
+        position = self.at(ranks)
+        if values is None:
+            return np.full(len(ranks), -1, np.int64)
+        return np.where(position >= 0, values[position], -1)
+
+    def roles(self, ranks: IntArray) -> IntArray:
+        """Number of each rank's peer group, [R]: its stage, 0 for all where the mesh has no pipeline axis.
+
+        -1 where the mesh has one but the rank's stage is not known: such a rank has no peers.
+        """
+        if STAGE_AXIS not in self.coordinates:
+            return np.zeros(len(ranks), np.int64)
+        return self.coordinate(STAGE_AXIS, ranks)
+
+
+def refine(roles: IntArray, key: IntArray) -> IntArray:
+    """Split every peer group by a second key, [R]; a rank without a role stays without one."""
+    _, numbers = np.unique(np.stack([roles, key]), axis=1, return_inverse=True)
+    return np.where(roles < 0, -1, numbers.reshape(-1))
+
+
+def others_median(values: FloatArray) -> FloatArray:
+    """Median of all other rows, per column: [R, S] -> [R, S]. NaN is missing; a row alone in its column gets NaN.
+
+    A column is sorted once; leaving one element out only shifts the middle of what remains.
+    """
+    order = np.argsort(values, axis=0, kind="stable")  # NaN goes last
+    ordered = np.take_along_axis(values, order, axis=0)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(values.shape[0])[:, None], axis=0)
+    remaining = np.isfinite(values).sum(axis=0)[None, :] - np.isfinite(values)
+    result = np.zeros_like(values)
+    for middle in ((remaining - 1) // 2, remaining // 2):
+        index = np.clip(middle + (middle >= place), 0, values.shape[0] - 1)
+        result += 0.5 * np.take_along_axis(ordered, index, axis=0)
+    return np.where(remaining > 0, result, np.nan)
+
+
+def peers_median(values: FloatArray, roles: IntArray, excluded: npt.NDArray[np.bool_] | None = None) -> FloatArray:
+    """Median of each rank's peers, itself left out: values [R, S], roles [R] -> [R, S], NaN where it has no peers.
+
+    Rows that are ``excluded`` [R] are compared with the others but never stand as peers.
+    """
+    result = np.full_like(values, np.nan)
+    excluded = np.zeros(len(roles), bool) if excluded is None else excluded
+    for role in np.unique(roles[roles >= 0]):
+        fit = np.flatnonzero((roles == role) & ~excluded)
+        out = np.flatnonzero((roles == role) & excluded)
+        if len(fit):
+            result[fit] = others_median(values[fit])
+        if len(fit) and len(out):
+            result[out] = column_median(values[fit])
+    return result
+
+
+def column_median(values: FloatArray) -> FloatArray:
+    """Median over the rows, [R, S] -> [S]; NaN where a column has no value."""
+    result = np.full(values.shape[1:], np.nan)
+    filled = np.isfinite(values).any(axis=0)
+    if filled.any():
+        result[filled] = np.nanmedian(values[:, filled], axis=0)
+    return result
+
+
+def row_median(values: FloatArray) -> FloatArray:
+    """Median over the columns, [R, S] -> [R]; NaN where a row has no value."""
+    return column_median(values.T)
+
+
+def has_values(values: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which rows have any value, [R, S] -> [R]."""
+    return np.asarray(np.isfinite(values).any(axis=1), np.bool_)
+
+
+def peer_counts(roles: IntArray, usable: npt.NDArray[np.bool_]) -> IntArray:
+    """How many peers each rank has, itself left out: roles [R], rows with data [R] -> [R]."""
+    counts = np.zeros(len(roles), np.int64)
+    for role in np.unique(roles[roles >= 0]):
+        here = (roles == role) & usable
+        counts[here] = here.sum() - 1
+    return counts

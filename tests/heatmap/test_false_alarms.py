@@ -1,0 +1,104 @@
+"""Hundreds of imagined jobs with real kinds of noise: healthy ones name nobody, stragglers are found."""
+
+from __future__ import annotations
+
+import pytest
+from megascope.heatmap.judge import Finding
+from megascope.heatmap.stragglers import judge
+from megascope.heatmap.verdict import Outcome
+from megascope.profiler.topology import Topology
+from support.noisy_job import Job, Noise, Slow, observations
+
+SMALL = Topology.of(pp=2, dp=2, tp=2)
+LARGE = Topology.of(pp=4, dp=8, tp=2)
+ROUGH = Noise(drift_sigma=0.25, drift_memory=0.8)
+"""As eight processes on two cores: a rank may be a quarter slower for many steps without being ill."""
+
+
+def findings(job: Job, trials: int, first_seed: int = 0) -> list[tuple[Finding, ...]]:
+    return [judge(observations(job, first_seed + seed)).findings for seed in range(trials)]
+
+
+@pytest.mark.parametrize(
+    ("job", "trials"),
+    [
+        (Job(mesh=SMALL), 120),
+        (Job(mesh=SMALL, noise=ROUGH), 120),
+        (Job(mesh=SMALL, microbatches=1, chunks=1), 100),
+        (Job(mesh=Topology.of(dp=2)), 60),
+        (Job(mesh=Topology.of(ep=2, cp=4), steps=60), 100),
+        (Job(mesh=LARGE), 24),
+    ],
+    ids=["small", "rough", "one-span", "pair", "other-axes", "large"],
+)
+def test_false_alarms_in_healthy_jobs(job: Job, trials: int) -> None:
+    alarms = [one for one in findings(job, trials) if one]
+    assert len(alarms) <= 0.01 * trials, alarms
+
+
+@pytest.mark.parametrize(
+    ("job", "trials"),
+    [
+        (Job(mesh=SMALL, slow=[Slow(5, "forward", 1.5, 20)]), 80),
+        (Job(mesh=LARGE, slow=[Slow(37, "forward", 1.15)]), 24),
+        (Job(mesh=Topology.of(dp=2), slow=[Slow(1, "backward", 1.5, 20)]), 40),
+        (Job(mesh=Topology.of(ep=2, cp=4), slow=[Slow(3, "forward", 1.5, 30)]), 40),
+    ],
+    ids=["small", "large", "pair", "other-axes"],
+)
+def test_recall(job: Job, trials: int) -> None:
+    truth = job.slow[0]
+    found = findings(job, trials, first_seed=1000)
+    right = [one for one in found if [(f.rank, f.segment) for f in one] == [(truth.rank, truth.segment)]]
+    assert len(right) > 0.95 * trials
+    ratios = [one[0].ratio for one in right]
+    assert sum(ratios) / len(ratios) == pytest.approx(truth.factor, rel=0.06)
+    firsts = sorted(one[0].steps[0] for one in right)
+    assert abs(firsts[len(firsts) // 2] - truth.first) <= 2
+    lasts = sorted(one[0].steps[1] for one in right)
+    assert lasts[len(lasts) // 2] == job.steps - 1
+
+
+def test_the_lost_share_is_the_excess_over_the_step() -> None:
+    quiet = Noise(span_sigma=0.02, tail_share=0.0, drift_sigma=0.01, bias=0.0)
+    found = findings(Job(mesh=SMALL, noise=quiet, slow=[Slow(5, "forward", 1.5, 60)]), 1, 7)[0]
+    step_ms, excess_ms = 2 * 8 * (5.0 + 10.0) + 8.0, 0.5 * 2 * 8 * 5.0
+    expected = 60 * excess_ms / (60 * step_ms + 60 * (step_ms + excess_ms))
+    assert found[0].lost_share == pytest.approx(expected, rel=0.1)
+
+
+def test_several_culprits_and_kinds_of_pattern() -> None:
+    slow = [Slow(5, "forward", 1.5, 20), Slow(2, "backward", 1.4), Slow(0, "optimizer", 3.0, 10, every=4)]
+    found = findings(Job(mesh=SMALL, slow=slow), 1)[0]
+    assert {(one.rank, one.segment) for one in found} == {(5, "forward"), (2, "backward"), (0, "optimizer")}
+    assert {one.rank: one.pattern for one in found}[0] == "intermittent"
+
+
+def test_a_place_in_the_mesh_that_does_more_is_not_a_slow_rank() -> None:
+    """All ranks with tp=0 load the data: they are compared among themselves, and one of them may still be slow."""
+    does_more = [Slow(rank, "data", 8.0) for rank in (0, 2, 4, 6)]
+    job = Job(mesh=SMALL, segments={"data": 2.0, "forward": 5.0, "backward": 10.0}, slow=does_more)
+    judged = judge(observations(job, 1))
+    assert judged.findings == ()
+    assert any("tp=0" in one.reason for one in judged.abstained)
+    slow = [*does_more, Slow(4, "data", 2.0)]
+    job = Job(mesh=SMALL, segments={"data": 2.0, "forward": 5.0, "backward": 10.0}, slow=slow)
+    assert [(one.rank, one.segment) for one in judge(observations(job, 1)).findings] == [(4, "data")]
+
+
+def test_noise_that_would_hide_a_straggler_is_not_called_healthy() -> None:
+    job = Job(mesh=SMALL, steps=14, microbatches=1, chunks=1, noise=Noise(span_sigma=0.8, drift_sigma=0.5))
+    outcomes = [judge(observations(job, seed)).outcome for seed in range(5)]
+    assert outcomes == [Outcome.INSUFFICIENT] * 5
+
+
+@pytest.mark.parametrize(("first", "last"), [(30, 40), (0, 9), (108, 119)])
+def test_a_short_bad_stretch_is_no_straggler(first: int, last: int) -> None:
+    """Another process took the core for ten steps: seen on every shared machine, and over by now (or soon)."""
+    job = Job(mesh=SMALL, slow=[Slow(1, "forward", 3.0, first, last)])
+    assert [one for one in findings(job, 10) if one] == []
+
+
+def test_a_long_bad_stretch_is_named_though_it_has_ended() -> None:
+    found = findings(Job(mesh=SMALL, slow=[Slow(1, "forward", 1.6, 30, 79)]), 10)
+    assert [[(one.rank, one.pattern) for one in each] for each in found] == [[(1, "one-off")]] * 10

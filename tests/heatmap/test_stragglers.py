@@ -1,0 +1,165 @@
+"""From a store to the verdict: the right rank with evidence that can be asked again, or a reason not to judge."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from megascope.collectors.store import Store
+from megascope.heatmap.report import render
+from megascope.heatmap.stragglers import find_stragglers
+from megascope.heatmap.verdict import Outcome, StragglerVerdict, to_json
+from rich.console import Console
+from support.span_store import Span, write_spans
+from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
+
+
+def synthetic(root: Path, job: SyntheticJob) -> Store:
+    write_synthetic_store(root / "store", job)
+    return Store(root / "store")
+
+
+def verdict_of(root: Path, job: SyntheticJob) -> StragglerVerdict:
+    store = synthetic(root, job)
+    return find_stragglers(store, store.attempt())
+
+
+@pytest.fixture(scope="module")
+def slow_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return synthetic(tmp_path_factory.mktemp("slow"), SyntheticJob(steps=40, slow=Slow(5, 1.5, 15)))
+
+
+def test_the_slowed_rank_and_only_it_is_named(slow_store: Store) -> None:
+    verdict = find_stragglers(slow_store, slow_store.attempt())
+    assert verdict.verdict == Outcome.FINDINGS
+    [culprit] = verdict.culprits
+    assert (culprit.ranks, culprit.hosts, culprit.kind) == ((5,), ("node0000",), "rank")
+    assert (culprit.segment, culprit.cause, culprit.pattern) == ("forward", "slow-compute", "chronic")
+    assert culprit.steps == (15, 39)
+    assert culprit.ratio == pytest.approx(1.5, rel=0.05)
+    assert verdict.sentence().startswith("Rank 5 on node0000 took x1.5")
+
+
+def test_evidence_can_be_asked_again(slow_store: Store) -> None:
+    verdict = find_stragglers(slow_store, slow_store.attempt())
+    evidence = verdict.culprits[0].evidence
+    assert len(evidence) >= 2
+    for one in evidence:
+        table = slow_store.query(one.sql)
+        assert table.column(0)[0].as_py() == pytest.approx(one.value)
+        shown = [f"{one.value:{how}}" for how in (".2f", ".1f", ".0%")]
+        assert any(number in one.statement for number in shown)
+    assert evidence[1].value == pytest.approx(1.5, rel=0.05)
+
+
+def test_the_json_is_the_contract(slow_store: Store) -> None:
+    value = json.loads(json.dumps(to_json(find_stragglers(slow_store, slow_store.attempt())), allow_nan=False))
+    assert set(value) == {
+        "schema", "run", "attempt", "data_age_s", "verdict", "culprits", "abstained", "slowdown", "m_w", "m_s",
+    }  # fmt: skip
+    assert value["schema"] == 1
+    assert value["slowdown"] is value["m_w"] is value["m_s"] is None
+    assert set(value["culprits"][0]) == {
+        "ranks", "hosts", "confidence", "severity", "evidence", "kind", "cause", "segment", "ratio", "steps",
+        "pattern", "lost_share",
+    }  # fmt: skip
+    assert set(value["culprits"][0]["evidence"][0]) == {"statement", "value", "peers", "table", "sql"}
+    assert all(set(one) == {"signal", "reason"} for one in value["abstained"])
+    assert "what-if" in {one["signal"] for one in value["abstained"]}
+
+
+def test_the_report_shows_sentence_evidence_and_what_was_not_judged(slow_store: Store) -> None:
+    verdict = find_stragglers(slow_store, slow_store.attempt())
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(render(verdict))
+    text = console.export_text()
+    assert verdict.sentence() in text
+    assert verdict.culprits[0].evidence[0].statement in text
+    assert "Not judged" in text
+    assert "warm-up" in text
+
+
+def test_steps_and_ranks_can_be_chosen(slow_store: Store) -> None:
+    attempt = slow_store.attempt()
+    assert find_stragglers(slow_store, attempt, steps=(0, 14)).culprits == ()
+    late = find_stragglers(slow_store, attempt, steps=(20, 35))
+    assert late.culprits[0].steps == (20, 35)
+    assert find_stragglers(slow_store, attempt, ranks=[0, 1, 2, 3]).culprits == ()
+    alone = find_stragglers(slow_store, attempt, ranks=[5])
+    assert alone.verdict == Outcome.INSUFFICIENT
+    assert any("single rank" in one.reason for one in alone.abstained)
+
+
+def test_an_even_job_is_healthy(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, SyntheticJob(steps=30))
+    assert verdict.verdict == Outcome.HEALTHY
+    assert verdict.sentence() == "No rank is slower than its peers."
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (SyntheticJob(steps=8), "only 7 steps after warm-up"),
+        (SyntheticJob(steps=30, layout={"pp": 4}), "fewer than two ranks of a stage"),
+        (SyntheticJob(steps=30, missing=[(3, step) for step in range(30)]), "1 ranks of the job have no data (rank 3)"),
+        (SyntheticJob(steps=30, layout={"dp": 1}), "single rank has no peers"),
+    ],
+    ids=["few-steps", "no-peers", "missing-rank", "one-rank"],
+)
+def test_without_evidence_nobody_is_called_healthy(tmp_path: Path, job: SyntheticJob, reason: str) -> None:
+    verdict = verdict_of(tmp_path, job)
+    assert verdict.verdict == Outcome.INSUFFICIENT
+    assert any(reason in one.reason for one in verdict.abstained), verdict.abstained
+
+
+def test_a_slow_host_is_one_finding(tmp_path: Path) -> None:
+    spans = []
+    for step in range(30):
+        for rank in range(8):
+            factor = 1.4 if rank in {2, 3} else 1.0
+            jitter = 1 + 0.01 * ((rank * 7 + step * 3) % 5)
+            spans.append(Span(rank, step, "forward", step * 100, 20 * factor * jitter))
+            spans.append(Span(rank, step, "all_reduce", step * 100 + 50, 9, exposed_ms=9.0, kind="collective"))
+    hosts = {rank: f"node{rank // 2}" for rank in range(8)}
+    store = write_spans(tmp_path / "store", spans, layout={"dp": 8}, hosts=hosts)
+    [culprit] = find_stragglers(store, store.attempt()).culprits
+    assert (culprit.kind, culprit.ranks, culprit.hosts) == ("host", (2, 3), ("node1",))
+    assert culprit.ratio == pytest.approx(1.4, rel=0.05)
+
+
+def test_unmeasured_segments_are_told_and_not_counted_as_zero(tmp_path: Path) -> None:
+    """One rank lacks its forward (traceml#257): the rest is judged, the missing is named."""
+    spans = [Span(rank, step, "forward", step * 50, 20.0, status="opaque") for rank in range(4) for step in range(20)]
+    store = write_spans(tmp_path / "store", spans, layout={"dp": 4})
+    verdict = find_stragglers(store, store.attempt())
+    assert verdict.verdict == Outcome.INSUFFICIENT
+    assert any("forward" in one.reason and "trusted" in one.reason for one in verdict.abstained)
+
+
+def test_communication_times_accuse_nobody(tmp_path: Path) -> None:
+    """The last to arrive has the shortest collective; whoever has the longest only waits."""
+    spans = []
+    for step in range(30):
+        for rank in range(4):
+            wait = 50.0 if rank == 2 else 5.0
+            spans.append(Span(rank, step, "forward", step * 100, 20.0 + 0.1 * ((rank + step) % 3)))
+            at = step * 100 + 30
+            spans.append(Span(rank, step, "all_reduce", at, wait, exposed_ms=wait, kind="collective"))
+    store = write_spans(tmp_path / "store", spans, layout={"dp": 4})
+    assert find_stragglers(store, store.attempt()).verdict == Outcome.HEALTHY
+
+
+def test_names_are_data(tmp_path: Path) -> None:
+    name = 'for\'ward "x"\n[bold]'
+    spans = []
+    for step in range(30):
+        for rank in range(4):
+            spans.append(Span(rank, step, name, step * 100, 30.0 if rank == 1 else 20.0 + 0.1 * ((rank + step) % 3)))
+            spans.append(Span(rank, step, "all_reduce", step * 100 + 50, 9, exposed_ms=9.0, kind="collective"))
+    store = write_spans(tmp_path / "store", spans, layout={"dp": 4})
+    verdict = find_stragglers(store, store.attempt())
+    assert [culprit.segment for culprit in verdict.culprits] == [name]
+    assert verdict.culprits[0].evidence
+    Console(file=io.StringIO()).print(render(verdict))

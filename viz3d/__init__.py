@@ -1,0 +1,1 @@
+"""Who is stuck: the dependency graph over the topology, hang verdicts, and the 3D figure."""

@@ -1,0 +1,143 @@
+"""Ranks whose program differs from their peers': another operation at the same number, or one left out before."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .history import History
+from .snapshot import Flight, Snapshot
+from .verdict import CulpritKind
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One accusation, before its evidence is gathered. ``group`` is the store's id of the group concerned."""
+
+    ranks: tuple[int, ...]
+    kind: CulpritKind
+    confidence: float
+    segment: str | None = None
+    group: int | None = None
+    sequence: int | None = None
+    waiters: int = 0
+    why: str = ""
+
+
+def find_mismatches(snapshot: Snapshot, history: History) -> list[Root]:
+    """Members of a collective that are in it under different names: the ones that history or the majority contradicts.
+
+    A rank whose operation is the one that should come next left out the one before it.
+    """
+    names: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for state in snapshot.states.values():
+        for flight in state.flights:
+            if flight.communicates and flight.kind == "collective" and state.is_present:
+                assert flight.group is not None
+                assert flight.sequence is not None
+                names[flight.group, flight.sequence][flight.segment].append(state.rank)
+    roots = []
+    for (group, sequence), by_name in names.items():
+        if len(by_name) > 1:
+            roots.append(_mismatch(snapshot, history, group, sequence, by_name))
+    return roots
+
+
+def _mismatch(snapshot: Snapshot, history: History, group: int, sequence: int, by_name: dict[str, list[int]]) -> Root:
+    votes: Counter[str] = Counter()
+    follows: Counter[str] = Counter()
+    for ranks in by_name.values():
+        for rank in ranks[:4]:
+            step = snapshot.states[rank].step
+            if step is not None:
+                votes.update(filter(None, [history.expected_segment(rank, step, group, sequence)]))
+                follows.update(filter(None, [history.expected_segment(rank, step, group, sequence + 1)]))
+    right = max(votes, key=lambda name: votes[name], default=None)
+    if right not in by_name:
+        largest = sorted(by_name, key=lambda name: -len(by_name[name]))
+        clear = len(by_name[largest[0]]) > len(by_name[largest[1]])
+        right = largest[0] if clear else None
+    deviants = tuple(sorted(rank for name, ranks in by_name.items() if name != right for rank in ranks))
+    told = ", ".join(f"rank {', '.join(map(str, ranks[:4]))} in {name}" for name, ranks in sorted(by_name.items()))
+    if right is not None and all(name == right or name in follows for name in by_name):
+        why = f"at number {sequence} of the group {told}: it left out {right} and is one operation ahead"
+        return Root(deviants, CulpritKind.MISSING_CALL, 0.85, right, group, sequence, why=why)
+    why = f"at number {sequence} of the group {told}"
+    confidence = 0.5 if right is None else 0.8
+    segment = next(name for name in sorted(by_name) if name != right)
+    return Root(deviants, CulpritKind.MISMATCH, confidence, segment, group, sequence, why=why)
+
+
+def went_past(snapshot: Snapshot, history: History, rank: int, group: int) -> bool:
+    """Whether a rank is at a point of its step that it usually reaches with more operations issued in ``group``.
+
+    Its earlier steps tell how many; where there are none, ranks that hold the same place in other groups do.
+    """
+    state = snapshot.states[rank]
+    for own in state.flights:
+        if own.group is None or own.sequence is None or own.group == group or own.kind != "collective":
+            continue
+        if state.step is not None:
+            expected = history.expected_issued(rank, state.step, own.group, own.sequence, group)
+            if expected is not None:
+                return state.issued(group) < expected
+        if _peers_are_ahead(snapshot, rank, group, own):
+            return True
+    return False
+
+
+def _peers_are_ahead(snapshot: Snapshot, rank: int, group: int, own: Flight) -> bool:
+    """Whether most ranks of the same stage that stand at the same point, in ``own``, issued more in such groups.
+
+    Ranks that have completed it went on since, and ranks that have not come to it yet may still issue more before it.
+    """
+    name, own_name = snapshot.groups.get(group), snapshot.groups.get(own.group or 0)
+    if name is None or own_name is None or own.sequence is None:
+        return False
+    group_of: dict[tuple[int, str], int] = {
+        (member, one.kind): number
+        for number, one in snapshot.groups.items()
+        if one.kind in (name.kind, own_name.kind)
+        for member in one.ranks
+    }
+    state, stage = snapshot.states[rank], snapshot.stage_of(rank)
+    ahead = peers = 0
+    for other, theirs in snapshot.states.items():
+        there, here = group_of.get((other, name.kind)), group_of.get((other, own_name.kind))
+        if other in name.ranks or snapshot.stage_of(other) != stage or there is None or here is None:
+            continue
+        if theirs.completed(here) < own.sequence <= theirs.issued(here):
+            peers += 1
+            ahead += theirs.issued(there) > state.issued(group)
+    return 2 * ahead > peers
+
+
+def deviants(mismatches: Iterable[Root]) -> Mapping[tuple[int, int], tuple[int, ...]]:
+    """Who is in a collective with another operation than the rest, by (group, sequence): for `build_graph`."""
+    return {
+        (root.group, root.sequence): root.ranks
+        for root in mismatches
+        if root.group is not None and root.sequence is not None
+    }
+
+
+def find_skipped(snapshot: Snapshot, history: History, ranks: Iterable[int]) -> list[Root]:
+    """Ranks, of the given ones, that left out a collective although their group still seems in step.
+
+    Only groups in which the rank has something in flight are looked at: for others its progress may be older than
+    what is in flight.
+    """
+    roots = []
+    for rank in ranks:
+        state = snapshot.states.get(rank)
+        flights = [] if state is None else [flight for flight in state.flights if flight.kind == "collective"]
+        for group in dict.fromkeys(flight.group for flight in flights if flight.group is not None):
+            if went_past(snapshot, history, rank, group):
+                first = min((flight for flight in flights if flight.group == group), key=lambda one: one.sequence or 0)
+                why = "it is past a point of its step that it usually reaches with one operation more in the group"
+                roots.append(
+                    Root((rank,), CulpritKind.MISSING_CALL, 0.8, first.segment, group, first.sequence, why=why)
+                )
+                break
+    return roots

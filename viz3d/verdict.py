@@ -1,0 +1,153 @@
+"""The hang verdict: who is at the root, who only waits, and what the data cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ..collectors import verdicts
+from ..collectors.verdicts import Abstention, Evidence
+
+
+class State(StrEnum):
+    """What the job is doing."""
+
+    HANG = "hang"
+    CRASHED = "crashed"
+    SLOW = "slow"
+    RUNNING = "running"
+    FINISHED = "finished"
+    INCONCLUSIVE = "inconclusive"
+
+
+class CulpritKind(StrEnum):
+    """What a root is stuck in."""
+
+    DEAD = "dead"
+    EXCEPTION = "exception"
+    HOST_STUCK = "host-stuck"
+    DEVICE_STUCK = "device-stuck"
+    MISMATCH = "mismatch"
+    MISSING_CALL = "missing-call"
+    ITERATION_DESYNC = "iteration-desync"
+    DIVERGED = "diverged"
+    ORDER_INVERSION = "order-inversion"
+    P2P_CYCLE = "p2p-cycle"
+    NETWORK = "network"
+    LIBRARY = "library"
+    INIT = "init"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupName:
+    """A process group by its identity: kind and sorted global ranks."""
+
+    kind: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        listed = ", ".join(str(rank) for rank in self.ranks[:8])
+        return f"{self.kind} [{listed}{', ...' if len(self.ranks) > 8 else ''}]"
+
+
+@dataclass(frozen=True, slots=True)
+class HangCulprit:
+    """One root. ``segment`` is what it is in, or what it left out; ``group`` where it is missed; ``waiters`` how many
+    ranks wait for it, directly or through others."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    confidence: float
+    severity: str
+    kind: CulpritKind
+    segment: str | None
+    group: GroupName | None
+    waiters: int
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HangVerdict:
+    """The object of `megascope hang --json`, field by field.
+
+    ``victims`` counts the ranks that wait, ``explained`` those whose chain of waits ends at a culprit;
+    ``unexplained`` are the others, ``missing`` the ranks without data.
+    """
+
+    run: str
+    attempt: int
+    data_age_s: float | None
+    verdict: State
+    victims: int = 0
+    explained: int = 0
+    unexplained: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    culprits: tuple[HangCulprit, ...] = ()
+    abstained: tuple[Abstention, ...] = ()
+
+    def sentence(self) -> str:
+        """The verdict in one sentence, for the top of a report or of a page."""
+        if not self.culprits:
+            reason = f": {self.abstained[0].reason}" if self.abstained else ""
+            return _PLAIN[self.verdict] + reason + "."
+        text = "; ".join(describe(one) for one in self.culprits[:3])
+        if len(self.culprits) > 3:
+            text += f"; and {len(self.culprits) - 3} more"
+        covered = f" This explains {self.explained} of {self.victims} waiting ranks." if self.victims else ""
+        return f"{text}.{covered}"
+
+
+_PLAIN = {
+    State.HANG: "The job hangs, and no root was found",
+    State.CRASHED: "The job crashed, and no root was found",
+    State.SLOW: "The job is slow but moves",
+    State.RUNNING: "The job is running",
+    State.FINISHED: "The job has ended",
+    State.INCONCLUSIVE: "It cannot be told what the job is doing",
+}
+
+_WORDS = {
+    CulpritKind.DEAD: "is dead",
+    CulpritKind.EXCEPTION: "ended with an exception",
+    CulpritKind.HOST_STUCK: "is stuck",
+    CulpritKind.DEVICE_STUCK: "does not complete what its peers completed",
+    CulpritKind.MISMATCH: "called another operation than its peers",
+    CulpritKind.MISSING_CALL: "left out a call",
+    CulpritKind.ORDER_INVERSION: "wait for each other in a circle of collectives",
+    CulpritKind.P2P_CYCLE: "wait for each other in a circle of sends and receives",
+    CulpritKind.NETWORK: "have all joined and none completes: suspect the links between them",
+}
+
+
+def describe(culprit: HangCulprit) -> str:
+    """One root in words."""
+    listed = ", ".join(str(rank) for rank in culprit.ranks[:8]) + (", ..." if len(culprit.ranks) > 8 else "")
+    who = f"Rank {listed}" if len(culprit.ranks) == 1 else f"Ranks {listed}"
+    on = f" on {', '.join(culprit.hosts[:4])}" if culprit.hosts else ""
+    what = _WORDS.get(culprit.kind, str(culprit.kind))
+    of = " of" if culprit.kind == CulpritKind.MISSING_CALL else " in"
+    where = f"{of} {culprit.segment}" if culprit.segment else ""
+    group = f" in group {culprit.group}" if culprit.group else ""
+    waits = culprit.waiters and culprit.kind != CulpritKind.NETWORK
+    waiters = f", {culprit.waiters} rank{'s wait' if culprit.waiters > 1 else ' waits'} for it" if waits else ""
+    return f"{who}{on} {what}{where}{group}{waiters}"
+
+
+def to_json(verdict: HangVerdict) -> dict[str, Any]:
+    """The object that `megascope hang --json` prints and that the pages show."""
+    result: dict[str, Any] = {"schema": verdicts.VERDICT_SCHEMA, **verdicts.to_json(verdict)}
+    return result
+
+
+__all__ = [
+    "Abstention",
+    "CulpritKind",
+    "Evidence",
+    "GroupName",
+    "HangCulprit",
+    "HangVerdict",
+    "State",
+    "describe",
+    "to_json",
+]
