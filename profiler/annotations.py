@@ -95,7 +95,8 @@ class Annotations:
 
     def fault(self, values: Mapping[str, Any]) -> None:
         """A fault that is put in on purpose: the columns of the table ``faults``."""
-        self._write_metadata(MetadataKind.FAULT, values)
+        line = {"fault_kind" if name == "kind" else name: value for name, value in values.items()}
+        self._write_metadata(MetadataKind.FAULT, line)
 
     def exception(self, error: BaseException) -> None:
         """An exception that ends the job on this rank."""

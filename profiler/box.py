@@ -187,6 +187,12 @@ class BoxReader:
         return None if step == ABSENT_I64 else step
 
     @property
+    def step_start_ns(self) -> int | None:
+        """Start of that step on the monotonic clock."""
+        start_ns = int(self._words[WORD_STEP_START])
+        return None if start_ns == ABSENT_I64 else start_ns
+
+    @property
     def unslotted(self) -> int:
         """Spans that found no free in-flight slot: they are timed, but were not visible while open."""
         return int(self._words[WORD_UNSLOTTED])

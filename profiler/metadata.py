@@ -20,7 +20,7 @@ class MetadataKind(StrEnum):
     schedule: actions (list of objects: stage, position, action, chunk, microbatch, depends_on [[stage, position], ...])
     step: step, start_ns (monotonic), duration_ns; written when the step ends
     metrics: step, and any of loss, grad_norm, tokens, mfu, learning_rate, eval_loss; several lines add up
-    fault: the columns of the table ``faults``
+    fault: the columns of the table ``faults``, its kind as fault_kind, its moments monotonic
     exception: type, message, moment_ns (monotonic); exit: reason, moment_ns (monotonic)
     """
 

@@ -116,8 +116,9 @@ class Recorder(Annotations):
         try:
             span.slot = slot = self._free.pop()
         except IndexError:
-            self._open_without_slot(span, (serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX,
-                                           ABSENT_I32, microbatch, chunk, 0, writer.index, 0, 0, 0, serial))
+            self._open_without_slot(
+                span, (serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX, ABSENT_I32,
+                       microbatch, chunk, 0, writer.index, 0, 0, 0, serial))
         else:
             _pack_begin(self._map, slot, serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX,
                         ABSENT_I32, microbatch, chunk, 0, writer.index, 0, 0, 0, serial)

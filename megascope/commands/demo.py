@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import sys
 from importlib import resources
 from pathlib import Path
@@ -24,7 +25,7 @@ def demo(
     folder: Annotated[Path, Parameter(help="Each demo gets a fresh folder in here.")] = Path("runs"),
     fault: Annotated[bool, Parameter(help="Slow one rank down, to be found.")] = True,
     serve: Annotated[bool, Parameter(help="Serve the dashboards at the end.")] = True,
-    port: Annotated[int, Parameter(help="Port of the dashboards; the next free one if it is taken.")] = 8321,
+    port: Annotated[int, Parameter(help="Port of the dashboards; a free one if it is taken.")] = 8321,
 ) -> int:
     """Train a small model with tensor, pipeline and data parallelism here, say who was slow, serve the dashboards.
 
@@ -49,7 +50,7 @@ def demo(
         raise_for(code, place)
     stragglers(place / "store")
     if serve:
-        serve_dashboards(place / "store", port=port)
+        serve_dashboards(place / "store", port=_free_port(port))
     return 0
 
 
@@ -60,3 +61,12 @@ def raise_for(code: int, place: Path) -> None:
     raise MegascopeError(
         f"The training ended with exit code {code}: see its messages above, and `megascope hang {place / 'store'}`."
     )
+
+
+def _free_port(wanted: int) -> int:
+    """The port that was asked for, or 0 (any free one) where somebody has it: a demo should not fail over that."""
+    try:
+        with socket.create_server(("127.0.0.1", wanted)):
+            return wanted
+    except OSError:
+        return 0

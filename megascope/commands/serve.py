@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -28,5 +29,10 @@ def serve(
         raise MegascopeError(
             f"The dashboards need {error.name}, which is not installed: pip install 'megascope[dashboards]'."
         ) from None
-    start(store, host=host, port=port, token=token)
+    start(store, host=host, port=port, token=token, on_open=_say_where)
     return 0
+
+
+def _say_where(url: str) -> None:
+    sys.stdout.write(f"Dashboards: {url} (Ctrl-C ends them)\n")
+    sys.stdout.flush()

@@ -1,0 +1,231 @@
+"""The agent: one process a host that turns black boxes into tables and samples what is in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from ..profiler.errors import MegascopeError
+from .health import HealthSampler
+from .locks import FileLock
+from .quota import Quota, default_quota
+from .run_drain import RunDrain
+from .store import Store
+from .writer import sweep
+
+log = logging.getLogger(__name__)
+
+FLUSH_ABOVE_SPANS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What the agent reads and writes, and how often. ``run`` and ``attempt`` None mean all in the spool.
+
+    ``quota_bytes`` None is 20 GiB or a tenth of the disk, whichever is less. ``idle_exit_s`` None runs until a signal.
+    ``stop_grace_s`` is how long ranks that are ending too may still say goodbye after SIGTERM or SIGINT.
+    """
+
+    spool: Path
+    store: Path
+    run: str | None = None
+    attempt: int | None = None
+    poll_s: float = 0.5
+    flush_s: float = 2.0
+    heartbeat_s: float = 1.0
+    health_s: float = 5.0
+    stall_s: float = 10.0
+    catalog_s: float = 30.0
+    quota_bytes: int | None = None
+    idle_exit_s: float | None = None
+    stop_grace_s: float = 3.0
+
+
+def run_agent(settings: AgentSettings, stop: threading.Event | None = None) -> int:
+    """Run until told to stop (SIGTERM, SIGINT, ``stop``) or idle for ``idle_exit_s``; the exit code.
+
+    Where another agent serves the same spool, this one says so and returns 0. Raises MegascopeError for a spool that
+    cannot be made and for a store of a newer schema; a store that cannot be written is waited for.
+    """
+    ended = stop or threading.Event()
+    try:
+        settings.spool.mkdir(parents=True, exist_ok=True)
+        lock = FileLock.acquire(settings.spool / "agent.lock") if settings.run is None else None
+    except OSError as error:
+        raise MegascopeError(f"The spool {settings.spool} cannot be used ({error}): give another folder.") from error
+    if settings.run is None and lock is None:
+        log.warning("Another agent serves the spool %s: this one ends.", settings.spool)
+        return 0
+    agent = Agent(settings, ended)
+    try:
+        with _stopped_by_signals(ended):
+            agent.run()
+    finally:
+        agent.close()
+        if lock is not None:
+            lock.release()
+    return 0
+
+
+class _Timer:
+    """True once every so many seconds, the first time at once."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._due = every_s, time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = max(self._due + self._every_s, now)
+        return True
+
+
+class Agent:
+    """The loop of one agent process."""
+
+    def __init__(self, settings: AgentSettings, stop: threading.Event) -> None:
+        self.settings, self._stop = settings, stop
+        self.runs: dict[str, RunDrain] = {}
+        limit = settings.quota_bytes if settings.quota_bytes is not None else default_quota(settings.store)
+        self._quota = Quota(settings.store, limit)
+        self._health = HealthSampler()
+        self._flush_timer, self._heartbeat_timer = _Timer(settings.flush_s), _Timer(settings.heartbeat_s)
+        self._health_timer, self._catalog_timer = _Timer(settings.health_s), _Timer(settings.catalog_s)
+        self._busy_at = time.monotonic()
+        self._refused: set[str] = set()
+        self._catalog_is_stale = False
+
+    def run(self) -> None:
+        """Work until there is a reason to stop; then drain and commit once more."""
+        self._sweep()
+        stop_by: float | None = None
+        while not self._is_idle():
+            if self._stop.is_set():
+                stop_by = stop_by or time.monotonic() + self.settings.stop_grace_s
+                if time.monotonic() >= stop_by or not any(run.is_active for run in self.runs.values()):
+                    break
+                time.sleep(min(self.settings.poll_s, 0.1))
+            else:
+                self._stop.wait(self.settings.poll_s)
+            self.poll()
+        self.poll(flush=True)
+        if self._catalog_is_stale:
+            self._write_catalog()
+        self._sweep()
+
+    def poll(self, *, flush: bool = False) -> None:
+        """One round: look at all boxes, and flush when it is time, when much is pending, or when an attempt ended."""
+        heartbeat = self._heartbeat_timer.is_due()
+        for run, numbers in self._found().items():
+            if self._hold(run):
+                self.runs[run].poll(numbers, self.settings.stall_s, heartbeat=heartbeat)
+        if self._health_timer.is_due():
+            self._sample_health()
+        pending = sum(run.pending_spans for run in self.runs.values())
+        has_ended = any(attempt.is_over for run in self.runs.values() for attempt in run.attempts.values())
+        if flush or has_ended or pending > FLUSH_ABOVE_SPANS or self._flush_timer.is_due():
+            self.flush()
+        if self._catalog_is_stale and self._catalog_timer.is_due():
+            self._write_catalog()
+        self._drop_finished()
+
+    def flush(self) -> None:
+        """Commit what is pending, run by run."""
+        written = sum(run.written_bytes for run in self.runs.values())
+        for run in self.runs.values():
+            if any(attempt.has_news for attempt in run.attempts.values()):
+                self._catalog_is_stale |= run.flush(with_events=not self._quota.is_exceeded(written))
+
+    def close(self) -> None:
+        """Give everything free."""
+        for run in self.runs.values():
+            run.close()
+        self.runs.clear()
+
+    # -- what there is to do ------------------------------------------------------------------------------------
+
+    def _found(self) -> dict[str, list[int]]:
+        """Attempts in the spool by run: folders of folders with numbers for names, that hold a box."""
+        wanted_run, wanted_attempt = self.settings.run, self.settings.attempt
+        found: dict[str, list[int]] = {}
+        for folder in sorted(self.settings.spool.iterdir()):
+            if not folder.is_dir() or wanted_run not in (None, folder.name):
+                continue
+            numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal() and any(path.glob("*.box"))]
+            found[folder.name] = sorted(number for number in numbers if wanted_attempt in (None, number))
+        return found
+
+    def _hold(self, run: str) -> bool:
+        """Whether the run is this agent's; a run that another agent holds is tried again every time."""
+        if run in self.runs:
+            return True
+        drain = RunDrain.open(self.settings.spool, self.settings.store, run)
+        if drain is None:
+            if run not in self._refused:
+                log.warning("Another agent holds run %s in %s: it is left to that one.", run, self.settings.spool)
+                self._refused.add(run)
+            if run == self.settings.run:
+                self._stop.set()
+            return False
+        self._refused.discard(run)
+        self.runs[run] = drain
+        return True
+
+    def _drop_finished(self) -> None:
+        for run in [run for run, drain in self.runs.items() if drain.is_gone]:
+            self.runs.pop(run).close()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing was under way for ``idle_exit_s``; unseen processes count while their boxes move."""
+        now = time.monotonic()
+        changed = max((run.changed_ns for run in self.runs.values()), default=0) / 1e9
+        if any(run.is_active for run in self.runs.values()):
+            self._busy_at = now
+        idle_s = now - max(self._busy_at, changed)
+        return self.settings.idle_exit_s is not None and idle_s >= self.settings.idle_exit_s
+
+    # -- samples and the catalog --------------------------------------------------------------------------------
+
+    def _sample_health(self) -> None:
+        active = [attempt for run in self.runs.values() for attempt in run.attempts.values() if attempt.is_active]
+        if active:
+            rows = self._health.sample()
+            for attempt in active:
+                attempt.outbox.append("health", rows)
+
+    def _sweep(self) -> None:
+        """Delete what earlier agents had no time to; a store that cannot be written now is none of its business."""
+        with contextlib.suppress(OSError):
+            sweep(self.settings.store)
+
+    def _write_catalog(self) -> None:
+        """Refresh the views for other DuckDB clients; they are a convenience and never a reason to stop."""
+        try:
+            with Store(self.settings.store) as store:
+                store.write_catalog()
+            self._catalog_is_stale = False
+        except (MegascopeError, OSError, duckdb.Error) as error:
+            log.warning("The catalog of %s was not written (%s).", self.settings.store, error)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Within, SIGTERM and SIGINT set ``stop``; only the main thread may do so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,233 @@
+"""One attempt on this host: its ranks' boxes, its heartbeats, the small tables about it, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..profiler.errors import FormatError
+from .attempt_tables import run_row, small_tables, worst_exit
+from .incidents import SNAPSHOT_GAP_S, IncidentWatch
+from .outbox import Outbox, Whole
+from .processes import ProcessSample
+from .rank_drain import RankDrain
+from .rank_metadata import RankMetadata
+from .rows import event_rows
+from .schemas import block_name
+from .writer import TableWriter
+
+log = logging.getLogger(__name__)
+
+LINGER_NS = 5_000_000_000
+"""An attempt of which fewer ranks were seen than it has is over only after its boxes were still for that long."""
+
+_UNREADABLE_AFTER_NS = 5_000_000_000
+
+
+class AttemptDrain:
+    """Drains the boxes of one attempt.
+
+    ``poll`` reads what is new, ``write`` stages all of it, ``committed`` forgets it: between the last two lies the
+    commit, which also takes `state`, so that files and positions become valid together. Boxes that cannot be read are
+    added to ``given_up`` and left where they are.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        attempt: int,
+        stall_s: float,
+        state: Mapping[str, Any] | None = None,
+        given_up: set[Path] | None = None,
+    ) -> None:
+        known = state or {}
+        self.folder, self.run, self.attempt = folder, run, attempt
+        self.ranks: list[RankDrain] = []
+        self.is_over = False
+        self.was_over = bool(known.get("over", False))
+        self.outbox = Outbox(replaces=not self.was_over)
+        self._boxes: dict[str, Mapping[str, Any]] = dict(known.get("boxes", {}))
+        self._start_ns: int | None = known.get("start_ns")
+        name = f"{run}/{attempt}/{socket.gethostname()}"
+        self._incidents = IncidentWatch(name, stall_s, SNAPSHOT_GAP_S, known.get("incidents"))
+        self._unreadable: dict[Path, int] = {}
+        self._given_up = set() if given_up is None else given_up
+        self._described = -1
+        self._said_goodbye: set[Path] = set()
+
+    def state(self) -> dict[str, Any]:
+        """For a later agent; it belongs to what was staged last."""
+        boxes = {rank.path.name: rank.state() for rank in self.ranks if rank.header is not None}
+        return {
+            "boxes": {**self._boxes, **boxes},
+            "incidents": self._incidents.state(),
+            "start_ns": self._start_ns,
+            "over": self.is_over,
+        }
+
+    @property
+    def pending_spans(self) -> int:
+        """Spans read and not yet committed."""
+        return sum(len(records) for rank in self.ranks for records in rank.pending)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to commit."""
+        return self.is_over or self.pending_spans > 0 or not self.outbox.is_empty
+
+    @property
+    def is_active(self) -> bool:
+        """Whether something may still come, as far as can be seen from here."""
+        return not self.is_over and any(not rank.is_complete and rank.is_visible for rank in self.ranks)
+
+    @property
+    def changed_ns(self) -> int:
+        """Monotonic moment at which any box was last seen to change."""
+        return max((rank.changed_ns for rank in self.ranks), default=0)
+
+    def is_left_over(self) -> bool:
+        """Whether an earlier agent committed all of this and died before it could delete it."""
+        if not self.was_over:
+            return False
+        self._discover()
+        return not self._unreadable and all(rank.is_resumed and rank.is_complete for rank in self.ranks)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def poll(self, *, heartbeat: bool, drain: bool = True) -> None:
+        """Look at every box once; ``drain`` False only watches, while the store cannot take more."""
+        self._discover()
+        samples = [(rank, rank.sample()) for rank in self.ranks]
+        for rank in self.ranks if drain else ():
+            rank.drain()
+            self.outbox.append("steps", ({"rank": rank.rank, **values} for values in rank.take_steps()))
+        self._describe()
+        self._incidents.check(self.ranks, self.outbox)
+        for rank, sample in samples:
+            if rank.header is not None and (heartbeat or rank.is_ended) and rank.path not in self._said_goodbye:
+                self._beat(rank, sample)
+        self.is_over = drain and self._is_over()
+        if self.is_over:
+            self._incidents.close_all(time.time_ns())
+            reason = worst_exit(self._metadata(), died=any(rank.died for rank in self.ranks))
+            if self._metadata():
+                self.outbox.put("runs", run_row(self._metadata(), self._first_moment_ns(), self._end_ns(), reason))
+        self.outbox.put("incidents", Whole(self._incidents.rows()))
+
+    def _discover(self) -> None:
+        """Open boxes that are new. One that is just being created is tried again; one that stays unreadable is left."""
+        known = {rank.path for rank in self.ranks} | self._given_up
+        for path in sorted(self.folder.glob("*.box")):
+            if path in known:
+                continue
+            try:
+                self.ranks.append(RankDrain(path, self._boxes.get(path.name)))
+                self._unreadable.pop(path, None)
+            except (FormatError, OSError) as error:
+                since = self._unreadable.setdefault(path, time.monotonic_ns())
+                if time.monotonic_ns() - since > _UNREADABLE_AFTER_NS:
+                    log.warning("%s It is left where it is.", error)
+                    self._given_up.add(path)
+                    del self._unreadable[path]
+
+    def _is_over(self) -> bool:
+        if not self.ranks or self._unreadable or not all(rank.is_complete for rank in self.ranks):
+            return False
+        world = max((rank.header.world_size for rank in self.ranks if rank.header is not None), default=0)
+        is_whole = len({rank.rank for rank in self.ranks}) >= world > 0
+        return is_whole or time.monotonic_ns() - self.changed_ns > LINGER_NS
+
+    def _beat(self, rank: RankDrain, sample: ProcessSample) -> None:
+        """One heartbeat; of a rank that has ended it is the last."""
+        if rank.is_ended:
+            self._said_goodbye.add(rank.path)
+        values = {
+            "rank": rank.rank,
+            "moment_ns": time.time_ns(),
+            "step": rank.reader.step,
+            "in_flight": rank.flights(),
+            "progress": rank.group_progress(),
+            "process_state": sample.state,
+            "cpu_ns": sample.cpu_ns,
+            "spans": rank.spans,
+            "lost_spans": rank.lost + rank.dropped,
+        }
+        self.outbox.append("heartbeats", [values])
+
+    # -- the attempt as a whole ---------------------------------------------------------------------------------
+
+    def _metadata(self) -> list[RankMetadata]:
+        return [rank.metadata for rank in self.ranks if rank.header is not None]
+
+    def _describe(self) -> None:
+        """Write the small tables again when the metadata of any rank has grown."""
+        metadata = self._metadata()
+        version = sum(each.version + each.names.version for each in metadata)
+        if not metadata or version == self._described:
+            return
+        self._described = version
+        for name, whole in small_tables(metadata, self._first_moment_ns()).items():
+            self.outbox.put(name, whole)
+        self.outbox.put("runs", run_row(metadata, self._first_moment_ns(), None, None))
+
+    def _first_moment_ns(self) -> int:
+        """When the first rank of this host opened its box: it wrote the clock's base then."""
+        if self._start_ns is None:
+            try:
+                self._start_ns = (self.folder / "clock.json").stat().st_mtime_ns
+            except OSError:
+                self._start_ns = time.time_ns()
+        return self._start_ns
+
+    def _end_ns(self) -> int:
+        """The last goodbye; of a rank that died, its last span."""
+        return max((rank.end_ns for rank in self.ranks), default=self._first_moment_ns())
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, writer: TableWriter, *, with_events: bool) -> None:
+        """Stage everything that is pending; without room for events, they are counted and dropped."""
+        by_block: dict[str, list[pa.Table]] = defaultdict(list)
+        for rank in self.ranks:
+            if not with_events:
+                rank.drop_pending()
+            elif rank.pending and rank.header is not None:
+                records, base_ns = rank.take_pending(), rank.header.clock_base_ns
+                by_block[block_name(rank.rank)].append(event_rows(records, rank.rank, base_ns, rank.metadata.names))
+        for block, tables in by_block.items():
+            writer.write("events", self.run, self.attempt, pa.concat_tables(tables), block=block)
+        if not self.is_over:
+            self._describe()  # a span may have brought a segment whose metadata was lost
+        self.outbox.write(writer, self.run, self.attempt)
+
+    def committed(self) -> None:
+        """What was staged is in the store."""
+        self.outbox.committed()
+        for rank in self.ranks:
+            rank.committed()
+
+    def close(self) -> None:
+        """Unmap all boxes."""
+        for rank in self.ranks:
+            rank.close()
+
+    def remove_spool(self) -> None:
+        """Delete what was drained; what could not be read, and what came since, stays."""
+        self.close()
+        for rank in self.ranks:
+            rank.path.unlink(missing_ok=True)
+            rank.metadata.path.unlink(missing_ok=True)
+        if not any(self.folder.glob("*.box")):
+            (self.folder / "clock.json").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                self.folder.parent.rmdir()

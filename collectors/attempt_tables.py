@@ -1,0 +1,102 @@
+"""The small tables about an attempt, from what its ranks on this host have told about it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from .outbox import Whole
+from .rank_metadata import Header, RankMetadata
+
+_CRASHED = frozenset({"crashed", "exception"})
+
+
+def small_tables(ranks: Sequence[RankMetadata], start_ns: int) -> dict[str, Whole]:
+    """ranks, segments, groups, schedule, faults and clock_offsets; of ranks whose header is known."""
+    axes = layout(ranks) or {}
+    segments = {segment.id: segment for rank in ranks for segment in rank.names.segments.values()}
+    groups = {group.id: group for rank in ranks for group in rank.names.groups.values()}
+    return {
+        "ranks": Whole([_rank_row(rank) for rank in ranks], tuple(axes)),
+        "segments": Whole(
+            [{"segment": s.id, "name": s.name, "kind": s.kind, "axis": s.axis} for s in segments.values()]
+        ),
+        "groups": Whole([{"group": g.id, "kind": g.kind, "ranks": list(g.ranks)} for g in groups.values()]),
+        "schedule": Whole(_schedule_rows(ranks)),
+        "faults": Whole(_fault_rows(ranks)),
+        "clock_offsets": Whole(_clock_offsets([rank.header for rank in ranks if rank.header], start_ns)),
+    }
+
+
+def run_row(ranks: Sequence[RankMetadata], start_ns: int, end_ns: int | None, exit_reason: str | None) -> Whole:
+    """The row of ``runs``; the end and its reason are None while the attempt runs."""
+    headers = [rank.header for rank in ranks if rank.header is not None]
+    axes = layout(ranks)
+    configuration = next((rank.configuration for rank in ranks if rank.configuration is not None), None)
+    row = {
+        "layout": None if axes is None else json.dumps(axes),
+        "world_size": headers[0].world_size,
+        "configuration": None if configuration is None else json.dumps(configuration),
+        "versions": json.dumps(dict(headers[0].versions)),
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "exit_reason": exit_reason,
+    }
+    return Whole([row])
+
+
+def layout(ranks: Sequence[RankMetadata]) -> dict[str, int] | None:
+    """Axis to size, the outermost first; None while no rank knows it."""
+    return next((rank.axes for rank in ranks if rank.axes), None)
+
+
+def worst_exit(ranks: Sequence[RankMetadata], *, died: bool) -> str:
+    """finished, crashed or interrupted: the worst of any rank. ``died`` tells that one gave no goodbye."""
+    reasons = {rank.exit_reason for rank in ranks}
+    if died or any(rank.exception for rank in ranks) or reasons & _CRASHED:
+        return "crashed"
+    return "interrupted" if "interrupted" in reasons else "finished"
+
+
+def _rank_row(rank: RankMetadata) -> dict[str, Any]:
+    header = rank.header
+    assert header is not None
+    return {
+        "rank": header.rank,
+        "host": header.host,
+        "local_rank": header.local_rank,
+        "device": header.device,
+        "pid": header.pid,
+        **rank.coordinates,
+    }
+
+
+def _schedule_rows(ranks: Sequence[RankMetadata]) -> list[dict[str, Any]]:
+    """Actions of all stages; where several ranks wrote the same action, it is the same."""
+    rows = {}
+    for rank in ranks:
+        for action in rank.schedule:
+            depends = [{"stage": stage, "position": position} for stage, position in action.get("depends_on") or ()]
+            rows[action["stage"], action["position"]] = {**action, "depends_on": depends}
+    return [rows[key] for key in sorted(rows)]
+
+
+def _fault_rows(ranks: Sequence[RankMetadata]) -> list[dict[str, Any]]:
+    faults: dict[str, dict[str, Any]] = defaultdict(dict)
+    for rank in ranks:
+        for name, values in rank.faults.items():
+            faults[name] |= values
+    return list(faults.values())
+
+
+def _clock_offsets(headers: Sequence[Header], moment_ns: int) -> list[dict[str, Any]]:
+    """On one host all ranks share one clock, which is then the reference; between hosts nothing is known here."""
+    hosts = {header.host for header in headers}
+    if len(hosts) != 1 or len({header.rank for header in headers}) < headers[0].world_size:
+        return []
+    resolution_ns = max(1, round(time.get_clock_info("monotonic").resolution * 1e9))
+    row = {"host": hosts.pop(), "moment_ns": moment_ns, "offset_ns": 0, "drift_ppb": 0.0}
+    return [{**row, "uncertainty_ns": resolution_ns}]

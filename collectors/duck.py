@@ -1,0 +1,72 @@
+"""DuckDB as the store uses it: a database in memory, plain results, and errors in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from ..profiler.errors import MegascopeError, UsageError
+from .views import identifier
+
+_HUGEINT = pa.decimal128(38, 0)
+
+
+def connect(*, spill: bool = True) -> duckdb.DuckDBPyConnection:
+    """A DuckDB database in memory that sees no Python variables; ``spill`` lets it use the temporary folder."""
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "python_enable_replacements": False,
+        "temp_directory": str(Path(tempfile.gettempdir()) / "megascope-duckdb") if spill else "",
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    connection = duckdb.connect(":memory:", config=settings)
+    connection.execute("SET parquet_metadata_cache = true")
+    return connection
+
+
+def replace_views(
+    cursor: duckdb.DuckDBPyConnection, schema: str, wanted: Mapping[str, str], present: Mapping[str, str]
+) -> None:
+    """Create what has changed, in one transaction: a reader sees all of it or nothing."""
+    cursor.execute("BEGIN")
+    try:
+        cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        cursor.execute(f"USE {schema}")
+        for name, select in wanted.items():
+            if present.get(name) != select:
+                cursor.execute(f"CREATE OR REPLACE VIEW {identifier(name)} AS {select}")
+        cursor.execute("COMMIT")
+    except duckdb.Error:
+        cursor.execute("ROLLBACK")
+        raise
+
+
+def plain_integers(table: pa.Table) -> pa.Table:
+    """Sums of BIGINT are HUGEINT in DuckDB and decimals in Arrow: make them int64 where they fit."""
+    for index, column in enumerate(table.schema):
+        if column.type == _HUGEINT:
+            with contextlib.suppress(pa.ArrowInvalid):
+                table = table.set_column(index, column.name, table.column(index).cast(pa.int64()))
+    return table
+
+
+def query_error(error: duckdb.Error) -> MegascopeError:
+    """What a user is told about a failed query, in one sentence."""
+    message = " ".join(str(error).split("\n\n")[0].split("LINE ")[0].split())
+    if isinstance(error, duckdb.ProgrammingError):
+        return UsageError(f"The query cannot be run ({message}): correct it.")
+    return MegascopeError(f"The query failed ({message}): narrow it to fewer rows or look at the damaged files.")
+
+
+def as_duckdb_error(error: Exception) -> duckdb.Error:
+    """What DuckDB raised while Arrow read its result in pieces: it comes wrapped as an OSError."""
+    message = str(error)
+    for mark, kind in (("INTERRUPT", duckdb.InterruptException), ("Out of Memory", duckdb.OutOfMemoryException)):
+        if mark in message:
+            return kind(message)
+    return duckdb.InvalidInputException(message)

@@ -1,0 +1,53 @@
+"""Locks between processes of a host that no crash leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+class FileLock:
+    """An exclusive lock on a file, held until `release`, until nobody refers to it, or until the process ends."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self._fd = path, fd
+
+    @classmethod
+    def acquire(cls, path: Path) -> FileLock | None:
+        """Take the lock, or return None where somebody holds it. OSError where the file cannot be made.
+
+        On a file system without locks it is always granted: the callers' own order has to do there.
+        """
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    os.close(fd)
+                    raise
+            # Whoever held it may have deleted the file between our open and our lock.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(fd).st_ino:
+                    return cls(path, fd)
+            os.close(fd)
+
+    def release(self, *, delete: bool = False) -> None:
+        """Give the lock free; ``delete`` removes the file too."""
+        if self._fd < 0:
+            return
+        if delete:
+            self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+    def __del__(self) -> None:
+        self.release()

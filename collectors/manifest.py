@@ -1,0 +1,200 @@
+"""The manifests: which files of the store are valid, one numbered snapshot after another for each writer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..profiler.errors import MegascopeError
+from ..profiler.topology import stable_id
+from .durable import make_folders, write_durably
+from .schemas import SCHEMA_VERSION, TABLES
+
+MARKER = "_megascope.json"
+MANIFESTS = "_manifests"
+MANIFEST_VERSION = 1
+KEPT_SNAPSHOTS = 5
+MAX_NAME_BYTES = 180
+
+_SNAPSHOT_NAME = re.compile(r"(\d{12})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One live file: ``path`` is relative to the store and uses '/'. Minima and maxima are None where unknown."""
+
+    path: str
+    table: str
+    run: str
+    attempt: int
+    block: str
+    rows: int
+    size_bytes: int
+    min_step: int | None = None
+    max_step: int | None = None
+    min_rank: int | None = None
+    max_rank: int | None = None
+    max_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A file that a newer one replaced at ``retired_ns`` (UTC); it is deleted once no reader can still use it."""
+
+    path: str
+    retired_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A writer's snapshot: all of its live files, those on their way out, and the writer's own opaque state."""
+
+    writer: str
+    snapshot: int
+    files: tuple[FileEntry, ...] = ()
+    retired: tuple[Retired, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+def quote_name(name: str) -> str:
+    """A run's or writer's name as part of a path, percent-encoded as Hive does: it can leave no folder.
+
+    >>> quote_name("../a b")
+    '%2E%2E%2Fa%20b'
+    """
+    quoted = quote(name, safe="", errors="replace")
+    if quoted.startswith("."):
+        quoted = quoted.replace(".", "%2E")
+    if len(quoted) > MAX_NAME_BYTES:
+        quoted = f"{quoted[: MAX_NAME_BYTES - 17]}~{stable_id(name):016x}"
+    return quoted
+
+
+def data_folder(table: str, run: str, attempt: int, block: str) -> str:
+    """Folder of a table's files, relative to the store."""
+    return f"{table}/run={quote_name(run)}/attempt={attempt}/block={quote_name(block)}"
+
+
+def manifest_folder(root: Path, writer: str) -> Path:
+    """Folder of a writer's manifests."""
+    return root / MANIFESTS / quote_name(writer)
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write a snapshot atomically and drop the writer's oldest ones."""
+    folder = manifest_folder(root, manifest.writer)
+    make_folders(folder)
+    document = {
+        "version": MANIFEST_VERSION,
+        "schema": SCHEMA_VERSION,
+        "writer": manifest.writer,
+        "snapshot": manifest.snapshot,
+        "files": [asdict(entry) for entry in manifest.files],
+        "retired": [asdict(entry) for entry in manifest.retired],
+        "state": manifest.state,
+    }
+    text = json.dumps(document, separators=(",", ":"))
+    write_durably(folder / f"{manifest.snapshot:012d}.json", lambda path: _write_text(path, text))
+    for number in snapshot_numbers(folder)[KEPT_SNAPSHOTS:]:
+        (folder / f"{number:012d}.json").unlink(missing_ok=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def snapshot_numbers(folder: Path) -> list[int]:
+    """Numbers of the snapshots in a writer's folder, the highest first."""
+    matches = (_SNAPSHOT_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The highest-numbered snapshot of a writer that parses; None if there is none.
+
+    Raises MegascopeError where it is of a newer schema than this version of megascope knows.
+    """
+    for _ in range(3):  # a live writer may drop the snapshots listed here before they are opened
+        numbers = snapshot_numbers(folder)
+        for number in numbers:
+            path = folder / f"{number:012d}.json"
+            with contextlib.suppress(FileNotFoundError):
+                manifest = _parse(path, number)
+                if manifest is not None:
+                    return manifest
+        if numbers == snapshot_numbers(folder):
+            break
+    return None
+
+
+def _parse(path: Path, number: int) -> Manifest | None:
+    """Read one snapshot; None where it is cut short or otherwise not a manifest."""
+    try:
+        document = json.loads(path.read_bytes())
+        newer = max(int(document["version"]) - MANIFEST_VERSION, int(document["schema"]) - SCHEMA_VERSION)
+        if newer > 0:
+            raise newer_schema(path, document["schema"])
+        files = tuple(FileEntry(**entry) for entry in document["files"])
+        retired = tuple(Retired(**entry) for entry in document["retired"])
+        writer, state = str(document["writer"]), dict(document["state"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not all(_is_inside(entry) for entry in files) or not all(_is_local(entry.path) for entry in retired):
+        return None
+    return Manifest(writer, number, files, retired, state)
+
+
+def _is_inside(entry: FileEntry) -> bool:
+    """Whether an entry names a file where its table's files belong: a manifest cannot point out of the store."""
+    return entry.table in TABLES and entry.path.rpartition("/")[0] == data_folder(
+        entry.table, entry.run, entry.attempt, entry.block
+    )
+
+
+def _is_local(path: str) -> bool:
+    """Whether a path stays below the store, and names a table's file."""
+    return path.endswith(".parquet") and not path.startswith("/") and ".." not in path.split("/")
+
+
+def newer_schema(path: Path, version: object) -> MegascopeError:
+    """The error for something that a newer megascope wrote."""
+    return MegascopeError(
+        f"{path} was written with schema version {version}, newer than {SCHEMA_VERSION}: upgrade megascope to read it."
+    )
+
+
+def manifest_folders(root: Path) -> Iterator[Path]:
+    """The folders of all writers of a store, in a fixed order."""
+    folder = root / MANIFESTS
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            yield from sorted(Path(entry.path) for entry in entries if entry.is_dir())
+
+
+def write_marker(root: Path) -> None:
+    """Mark a folder as a store of this schema version; a store that is marked already is left alone."""
+    make_folders(root)
+    if not (root / MARKER).exists():
+        text = json.dumps({"schema": SCHEMA_VERSION}) + "\n"
+        write_durably(root / MARKER, lambda path: _write_text(path, text))
+
+
+def check_marker(root: Path) -> bool:
+    """Whether the folder carries a store's marker. Raises MegascopeError for a newer schema or an unreadable marker."""
+    path = root / MARKER
+    try:
+        version = json.loads(path.read_bytes())["schema"]
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError) as error:
+        raise MegascopeError(f"{path} cannot be read ({error}): copy it again from the original store.") from error
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise newer_schema(path, version)
+    return True

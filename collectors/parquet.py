@@ -1,0 +1,140 @@
+"""How rows become a Parquet file: encodings, sort order, and what a manifest needs to know about the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..profiler.errors import MegascopeError
+from .schemas import Table
+
+ROW_GROUP_ROWS = 128 * 1024
+ZSTD_LEVEL = 3
+
+_DELTA = {"start_ns", "enqueue_ns", "moment_ns", "begun_ns", "sequence"}
+_SPLIT = {"duration_ns", "self_ns", "exposed_ns"}
+_SORT: Mapping[str, tuple[str, ...]] = {
+    "events": ("step", "rank", "start_ns"),
+    "steps": ("step", "rank"),
+    "heartbeats": ("moment_ns", "rank"),
+    "health": ("moment_ns",),
+    "rank_windows": ("segment", "window_steps", "first_step", "rank"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a table of rows spans; None where it has no such column or nothing but NULL in it."""
+
+    min_step: int | None
+    max_step: int | None
+    min_rank: int | None
+    max_rank: int | None
+    max_ns: int | None
+
+
+def conform(
+    table: Table, run: str, attempt: int, rows: pa.Table | Mapping[str, Sequence[Any]], axes: Sequence[str]
+) -> pa.Table:
+    """Bring rows into the table's schema: key columns added, columns left out filled with NULL, types cast.
+
+    Raises MegascopeError for a column that the table does not have, for lengths that differ, and for NULL where a
+    value is required.
+    """
+    schema = table.schema(axes)
+    given = {name: rows[name] for name in (rows.column_names if isinstance(rows, pa.Table) else rows)}
+    unknown = sorted(set(given) - set(schema.names))
+    if unknown:
+        raise MegascopeError(f"Table {table.name} has no column {', '.join(unknown)}: remove it or name the axis.")
+    lengths = {len(values) for name, values in given.items() if name not in ("run", "attempt")}
+    if len(lengths) > 1:
+        raise MegascopeError(f"The columns for table {table.name} have different lengths: {sorted(lengths)}.")
+    count = lengths.pop() if lengths else 0
+    key = {"run": _constant_name(run, count), "attempt": pa.repeat(pa.scalar(attempt, pa.int32()), count)}
+    arrays = [_column(table, field, {**given, **key}.get(field.name), count) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _constant_name(value: str, count: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([value], pa.string()))
+
+
+def _column(table: Table, field: pa.Field, values: Any, count: int) -> pa.Array | pa.ChunkedArray:
+    if values is None:
+        column = pa.nulls(count, field.type)
+    elif not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        column = pa.array(values, field.type)
+    elif values.type == field.type:
+        column = values
+    else:
+        column = values.cast(field.type)
+    if not field.nullable and column.null_count:
+        raise MegascopeError(f"Column {field.name} of table {table.name} may not be NULL: give every row a value.")
+    return column
+
+
+def sort_rows(name: str, rows: pa.Table) -> pa.Table:
+    """Rows in the order in which they are read most; a table without such an order stays as it is."""
+    keys = _SORT.get(name)
+    if keys is None or rows.num_rows < 2:
+        return rows
+    order = pc.sort_indices(rows, sort_keys=[(key, "ascending") for key in keys])
+    return rows.unify_dictionaries().combine_chunks().take(order)
+
+
+def write_parquet(rows: pa.Table, path: Path) -> None:
+    """Write one file. Times are delta-encoded and durations byte-split, which other columns' dictionaries beat."""
+    plain = {name for name in rows.column_names if name in _DELTA | _SPLIT}
+    encodings = {name: "DELTA_BINARY_PACKED" if name in _DELTA else "BYTE_STREAM_SPLIT" for name in plain}
+    # The Arrow schema is left out (its dictionaries break Sail); the version goes in as plain metadata instead.
+    with pq.ParquetWriter(
+        path,
+        rows.schema,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=_dictionary_paths(rows.schema, plain),
+        column_encoding=encodings or None,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        writer.add_key_value_metadata({key.decode(): value.decode() for key, value in rows.schema.metadata.items()})
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """All rows of one file. Raises OSError or pa.ArrowException where it is missing or damaged."""
+    with pq.ParquetFile(path) as file:
+        return file.read()
+
+
+def _dictionary_paths(schema: pa.Schema, plain: set[str]) -> list[str]:
+    """Columns to encode with a dictionary. Nested ones go without: their paths differ between Parquet writers."""
+    return [field.name for field in schema if field.name not in plain and not pa.types.is_nested(field.type)]
+
+
+def extent(rows: pa.Table) -> Extent:
+    """Smallest and largest step and rank, and the last moment in UTC ns."""
+    min_step, max_step = _bounds(rows, "step")
+    min_rank, max_rank = _bounds(rows, "rank")
+    return Extent(min_step, max_step, min_rank, max_rank, _last_moment(rows))
+
+
+def _bounds(rows: pa.Table, name: str) -> tuple[int | None, int | None]:
+    if name not in rows.column_names:
+        return None, None
+    bounds = pc.min_max(rows[name]).as_py()
+    return bounds["min"], bounds["max"]
+
+
+def _last_moment(rows: pa.Table) -> int | None:
+    if "moment_ns" in rows.column_names:
+        return _bounds(rows, "moment_ns")[1]
+    if "start_ns" not in rows.column_names or "duration_ns" not in rows.column_names:
+        return None
+    ends = pc.add(rows["start_ns"], pc.fill_null(rows["duration_ns"], 0))
+    return pc.max(ends).as_py()  # type: ignore[no-any-return]

@@ -1,0 +1,219 @@
+"""One rank's black box on its way to the store: what was read, what is committed, and whether the rank still lives."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..profiler.box import ABSENT_I64, RECORD, BoxReader
+from .processes import DEAD_STATES, ProcessSample, ProcessState, ProcessWatch
+from .rank_metadata import Header, RankMetadata
+from .rows import Records, flights, group_progress
+
+QUIET_NS = 200_000_000
+"""A process that seems gone counts as dead only after its box was still for that long."""
+
+_LAST_RECORDS = 256
+
+
+class RankDrain:
+    """Reads one box. ``pending`` are spans read and not yet committed; `state` is the position behind them.
+
+    ``state`` of an earlier agent is taken over only if it is of this very box. Raises FormatError for a file that is
+    no box, and OSError where it cannot be opened.
+    """
+
+    def __init__(self, path: Path, state: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        self.reader = BoxReader(path)
+        self.rank = self.reader.rank
+        self.pending: list[Records] = []
+        self._steps: list[dict[str, Any]] = []
+        self.lost = 0
+        self.dropped = 0
+        self.is_complete = False
+        self.died: ProcessState | None = None
+        self.first_seen_ns = self.changed_ns = time.monotonic_ns()
+        self._tails = [0] * self.reader.layout.rings
+        self._last_ns = 0
+        self._seen: tuple[int, ...] = ()
+        self._process: ProcessWatch | None = None
+        self._state = state
+        self._is_known = self.is_resumed = False
+        self.metadata = RankMetadata(path.with_suffix(".meta.jsonl"))
+        self._find_header()
+
+    def _find_header(self) -> bool:
+        """Whether the rank's metadata has begun; the first time, go on where an earlier agent of this box ended."""
+        if self._is_known:
+            return True
+        self.metadata.read()
+        self._is_known = self.header is not None
+        if not self._is_known:
+            return False
+        state, self._state = self._state, None
+        self.is_resumed = state is not None and state["box"] == self._identity()
+        if state is not None and self.is_resumed:
+            self._tails = [int(tail) for tail in state["tails"]]
+            self.lost, self.dropped = int(state["lost"]), int(state["dropped"])
+            self.is_complete, self._last_ns = bool(state["complete"]), int(state["last_ns"])
+            self.died = None if state["died"] is None else ProcessState(state["died"])
+            self.metadata = RankMetadata(self.metadata.path, state["metadata"])
+            self.metadata.read()
+        return True
+
+    @property
+    def header(self) -> Header | None:
+        """Who the rank is; None until its metadata has begun."""
+        return self.metadata.header
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the rank said goodbye or died."""
+        return self.died is not None or self.reader.closed
+
+    @property
+    def end_ns(self) -> int:
+        """Moment of the goodbye, or else the end of the last span, or else the start of the box (UTC)."""
+        base_ns = 0 if self.header is None else self.header.clock_base_ns
+        return self.metadata.exit_ns or base_ns + (self._last_ns or self.first_seen_ns)
+
+    @property
+    def spans(self) -> int:
+        """Spans completed so far."""
+        return sum(self.reader.head(ring) for ring in range(self.reader.layout.rings))
+
+    def _identity(self) -> list[int]:
+        assert self.header is not None
+        return [self.reader.pid, self.header.clock_base_ns]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a later agent must know to take up behind ``pending``."""
+        return {
+            "box": self._identity(),
+            "tails": self._tails,
+            "lost": self.lost,
+            "dropped": self.dropped,
+            "complete": self.is_complete,
+            "died": self.died,
+            "last_ns": self._last_ns,
+            "metadata": self.metadata.state(),
+        }
+
+    # -- draining -----------------------------------------------------------------------------------------------
+
+    def drain(self) -> int:
+        """Take what was recorded since the last time; return the number of spans. After its end, take the rest."""
+        if self.is_complete:
+            return 0
+        ended = self.is_ended  # looked at first: what is read now is then all that there will ever be
+        if not self._find_header():
+            self.is_complete = ended
+            return 0
+        current_step, step_start_ns = self.reader.step, self.reader.step_start_ns
+        count = sum(self._drain_ring(ring) for ring in range(len(self._tails)))
+        self.metadata.read()  # after the rings: an index is in the metadata before a record uses it
+        if ended:
+            count += self._salvage()
+        assert self.metadata.steps is not None
+        self._steps += self.metadata.steps.take(current_step, step_start_ns, ended=ended)
+        self.is_complete = ended
+        return count
+
+    def _drain_ring(self, ring: int) -> int:
+        if self.reader.head(ring) == self._tails[ring]:
+            return 0
+        read = self.reader.read_ring(ring, self._tails[ring])
+        self._tails[ring] = read.tail
+        self.lost += read.lost
+        if len(read.records):
+            self.pending.append(read.records)
+            ends = read.records["start_ns"] + np.maximum(read.records["duration_ns"], 0)
+            self._last_ns = max(self._last_ns, int(ends.max()))
+        return len(read.records)
+
+    def _salvage(self) -> int:
+        """Operations that were done when the rank ended, though it had not waited for them, are spans too.
+
+        A rank killed between writing a span and giving its slot free has it in both places; the ring's copy counts.
+        """
+        slots = self.reader.slots()
+        slots = slots[(slots["ended"] == 1) & (slots["serial_end"] == slots["serial"])]
+        written = [self._last_serials(ring) for ring in range(len(self._tails))]
+        slots = slots[~np.isin(slots["serial"], np.concatenate(written))].copy()
+        slots["exposed_ns"] = ABSENT_I64
+        if len(slots):
+            self.pending.append(slots)
+        return len(slots)
+
+    def _last_serials(self, ring: int) -> Any:
+        head = self.reader.head(ring)
+        return self.reader.read_ring(ring, max(0, head - _LAST_RECORDS)).records["serial"]
+
+    def take_steps(self) -> list[dict[str, Any]]:
+        """Rows of ``steps`` that have become ready, without run, attempt and rank."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def take_pending(self) -> Records:
+        """All pending spans as one array, oldest first; they stay pending until `committed`."""
+        return np.concatenate(self.pending) if self.pending else np.empty(0, RECORD)
+
+    def drop_pending(self) -> int:
+        """Give pending spans up, where the store has no room for them; they are counted as lost."""
+        count = sum(len(records) for records in self.pending)
+        self.pending = []
+        self.dropped += count
+        return count
+
+    def committed(self) -> None:
+        """What was pending is in the store."""
+        self.pending = []
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether the rank's process can be seen from here: not where it has a host (or container) of its own."""
+        return self.header is None or self.header.host == socket.gethostname()
+
+    def sample(self) -> ProcessSample:
+        """State of the process. One that is gone without a goodbye makes the rank dead."""
+        seen = (self.spans, self.reader.step or 0, *self.progress_sums())
+        now = time.monotonic_ns()
+        if seen != self._seen:
+            self._seen, self.changed_ns = seen, now
+        if not self.is_visible:
+            return ProcessSample(ProcessState.EXITED if self.reader.closed else None, None)
+        if self._process is None:
+            self._process = ProcessWatch(self.reader.pid, self.path)
+        sample = self._process.sample()
+        if self.reader.closed:
+            return ProcessSample(ProcessState.EXITED, sample.cpu_ns)
+        if sample.state in DEAD_STATES and self.died is None and now - self.changed_ns >= QUIET_NS:
+            self.died = sample.state
+        return ProcessSample(self.died or sample.state, sample.cpu_ns)
+
+    def progress_sums(self) -> tuple[int, int]:
+        """Operations issued and completed, over all groups: they move whenever the rank communicates."""
+        progress = self.reader.progress()
+        return int(progress["issued"].sum()), int(progress["completed"].sum())
+
+    def flights(self) -> list[dict[str, Any]]:
+        """What is in flight, the outermost first, as values for ``in_flight``."""
+        if self.header is None:
+            return []
+        return flights(self.reader.slots(), self.header.clock_base_ns, self.metadata.names)
+
+    def group_progress(self) -> list[dict[str, Any]]:
+        """The last sequence number of every group, as values for ``heartbeats``."""
+        return group_progress(self.reader.progress(), self.metadata.names)
+
+    def close(self) -> None:
+        """Unmap the box."""
+        self.reader.close()

@@ -1,0 +1,138 @@
+"""All attempts of one run on this host, and their one writer: what is read and what is committed move together."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..profiler.topology import stable_id
+from .attempt_drain import AttemptDrain
+from .locks import FileLock
+from .writer import TableWriter
+
+log = logging.getLogger(__name__)
+
+MOST_PENDING_SPANS = 1_000_000
+"""Spans held in memory while the store cannot be written; beyond, they stay in the boxes."""
+
+
+class RunDrain:
+    """Drains one run. Only one agent at a time may: `open` returns None where another one holds the run's lock."""
+
+    def __init__(self, spool: Path, store: Path, run: str, lock: FileLock) -> None:
+        self._folder, self._store, self.run, self._lock = spool / run, store, run, lock
+        # The same run in the same spool always has the same writer: that is how a new agent finds its positions.
+        self.writer_name = f"agent-{socket.gethostname()}-{stable_id('agent', str(spool.resolve()), run):016x}"
+        self.attempts: dict[int, AttemptDrain] = {}
+        self._writer: TableWriter | None = None
+        self._given_up: set[Path] = set()
+        self._problem = ""
+
+    @classmethod
+    def open(cls, spool: Path, store: Path, run: str) -> RunDrain | None:
+        """Take the run's lock; the store need not be there yet."""
+        lock = FileLock.acquire(spool / f"{run}.run.lock")
+        return None if lock is None else cls(spool, store, run, lock)
+
+    @property
+    def written_bytes(self) -> int:
+        """Size of all that the run's writer has in the store."""
+        return 0 if self._writer is None else self._writer.live_bytes
+
+    @property
+    def pending_spans(self) -> int:
+        """Spans read and not yet committed."""
+        return sum(attempt.pending_spans for attempt in self.attempts.values())
+
+    @property
+    def is_active(self) -> bool:
+        """Whether something is under way or not yet committed."""
+        return any(attempt.is_active or attempt.is_over or attempt.pending_spans for attempt in self.attempts.values())
+
+    @property
+    def changed_ns(self) -> int:
+        """Monotonic moment at which any box was last seen to change."""
+        return max((attempt.changed_ns for attempt in self.attempts.values()), default=0)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of the run is left in the spool."""
+        return not self.attempts and not self._folder.exists()
+
+    def poll(self, numbers: Sequence[int], stall_s: float, *, heartbeat: bool) -> None:
+        """Look at the given attempts. Without a store nothing can be read: the positions are in it."""
+        if not self._open_writer():
+            return
+        assert self._writer is not None
+        states = self._writer.state.get("attempts", {})
+        for number in numbers:
+            folder = self._folder / str(number)
+            if number in self.attempts or self._given_up.issuperset(folder.glob("*.box")):
+                continue
+            attempt = AttemptDrain(folder, self.run, number, stall_s, states.get(str(number)), self._given_up)
+            if attempt.is_left_over():
+                attempt.remove_spool()
+            else:
+                self.attempts[number] = attempt
+        may_drain = self.pending_spans < MOST_PENDING_SPANS
+        for attempt in self.attempts.values():
+            attempt.poll(heartbeat=heartbeat, drain=may_drain)
+
+    def _open_writer(self) -> bool:
+        """Open the store's writer. A store that cannot be written now is tried again: nothing is lost meanwhile."""
+        if self._writer is None:
+            try:
+                self._writer = TableWriter(self._store, self.writer_name)
+            except OSError as error:
+                self._say(error)
+                return False
+        return True
+
+    def flush(self, *, with_events: bool) -> bool:
+        """Commit all that was read, with the positions behind it; False where the store cannot be written."""
+        news = [attempt for attempt in self.attempts.values() if attempt.has_news]
+        if not news or self._writer is None:
+            return True
+        try:
+            for attempt in news:
+                attempt.write(self._writer, with_events=with_events)
+            self._writer.commit({"attempts": self._states()})
+        except OSError as error:
+            self._writer.rollback()
+            self._say(error)
+            return False
+        self._problem = ""
+        for attempt in news:
+            attempt.committed()
+            if attempt.is_over:
+                attempt.remove_spool()
+                del self.attempts[attempt.attempt]
+        return True
+
+    def _states(self) -> dict[str, Any]:
+        """Positions of all attempts that are still in the spool, also of those that this agent does not look at."""
+        assert self._writer is not None
+        kept = {
+            number: state
+            for number, state in self._writer.state.get("attempts", {}).items()
+            if (self._folder / number).exists()
+        }
+        return kept | {str(number): attempt.state() for number, attempt in self.attempts.items()}
+
+    def _say(self, error: OSError) -> None:
+        if str(error) != self._problem:
+            self._problem = str(error)
+            log.warning(
+                "The store %s cannot be written (%s): the boxes keep the spans, trying again.", self._store, error
+            )
+
+    def close(self) -> None:
+        """Unmap all boxes, close the writer and give the run free."""
+        for attempt in self.attempts.values():
+            attempt.close()
+        if self._writer is not None:
+            self._writer.close()
+        self._lock.release(delete=not self._folder.exists())

@@ -1,0 +1,92 @@
+"""Rows of ``steps``, put together from the lines in which a rank reports a step and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .schemas import TABLES
+
+_METRICS = frozenset(column.name for column in TABLES["steps"].columns) - {
+    "run",
+    "attempt",
+    "rank",
+    "step",
+    "start_ns",
+    "duration_ns",
+}
+_MOST_WAITING = 64
+_MOST_RECENT = 16
+
+Values = dict[str, Any]
+
+
+class StepRows:
+    """Collects the lines of one rank. A row is handed out once a later step has begun; metrics that come even later
+    (a device's results are read a step or two behind) hand it out again, complete: the newest row of a step counts.
+    """
+
+    def __init__(self, clock_base_ns: int, state: Mapping[str, Any] | None = None) -> None:
+        self._base_ns = clock_base_ns
+        self._held: dict[int, Values] = _by_step((state or {}).get("held", ()))
+        self._recent: dict[int, Values] = _by_step((state or {}).get("recent", ()))
+        self._changed: dict[int, None] = {}
+        self._ready: list[Values] = []
+
+    def state(self) -> dict[str, Any]:
+        """What the rows handed out so far do not tell, for a later incarnation of the agent."""
+        return {"held": list(self._held.items()), "recent": list(self._recent.items())}
+
+    def add_step(self, line: Mapping[str, Any]) -> None:
+        """A step has ended: its start (monotonic ns) and duration."""
+        step = int(line["step"])
+        self._release(other for other in list(self._held) if other != step)
+        values = self._held.setdefault(step, {})
+        values["start_ns"] = int(line["start_ns"]) + self._base_ns
+        values["duration_ns"] = line.get("duration_ns")
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Metrics of a step; several lines add up."""
+        step = int(line["step"])
+        values = {name: value for name, value in line.items() if name in _METRICS}
+        if step in self._recent and step not in self._held:
+            self._recent[step].update(values)
+            self._changed[step] = None
+            return
+        self._release(other for other in list(self._held) if other != step)
+        self._held.setdefault(step, {}).update(values)
+        while len(self._held) > _MOST_WAITING:
+            del self._held[next(iter(self._held))]
+
+    def take(self, current_step: int | None, unfinished_start_ns: int | None = None, *, ended: bool) -> list[Values]:
+        """Rows that are ready, as column values without run, attempt and rank.
+
+        ``current_step`` is the step that the rank was in before the lines were read. ``ended`` tells that no more
+        lines come: a step that never ended then has no duration, and starts at ``unfinished_start_ns`` (monotonic).
+        """
+        if ended:
+            if current_step in self._held and unfinished_start_ns is not None:
+                self._held[current_step].setdefault("start_ns", unfinished_start_ns + self._base_ns)
+            self._release(list(self._held))
+        elif current_step is not None:
+            self._release(step for step in list(self._held) if step < current_step)
+        for step in self._changed:
+            self._ready.append({"step": step, **self._recent[step]})
+        self._changed = {}
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _release(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            if "start_ns" in self._held[step]:
+                values = self._held.pop(step)
+                self._ready.append({"step": step, **values})
+                self._recent.pop(step, None)
+                self._recent[step] = values
+        for step in list(self._recent)[:-_MOST_RECENT]:
+            if step not in self._changed:
+                del self._recent[step]
+
+
+def _by_step(pairs: Iterable[tuple[int, Values]]) -> dict[int, Values]:
+    return {int(step): dict(values) for step, values in pairs}

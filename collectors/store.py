@@ -1,0 +1,319 @@
+"""The store as readers see it: attempts, files and DuckDB views, of a folder that may still be written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ..profiler.errors import MegascopeError, UsageError
+from .duck import as_duckdb_error, connect, plain_integers, query_error, replace_views
+from .files import DamagedFile, FileChecker
+from .manifest import FileEntry, Manifest, check_marker, manifest_folders, read_manifest, snapshot_numbers
+from .schemas import TABLES
+from .views import ViewSource, identifier, view_statements
+
+CATALOG = "catalog.duckdb"
+
+_RANK_COLUMNS = frozenset(column.name for column in TABLES["ranks"].columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a run. ``layout`` maps axis to size, the outermost first; what is unknown is None or empty."""
+
+    run: str
+    attempt: int
+    layout: dict[str, int] = field(default_factory=dict)
+    world_size: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    exit_reason: str | None = None
+    configuration: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Views:
+    """The views of one attempt (or of all) as they stand in a DuckDB schema of their own."""
+
+    schema: str
+    version: tuple[Any, ...] = ()
+    statements: dict[str, str] = field(default_factory=dict)
+
+
+class Store:
+    """Opens a store: copied, read-only or still being written. Several threads may use one.
+
+    Raises MegascopeError for a folder that is missing, is no store, is empty, or is of a newer schema.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        self._check_root()
+        self._lock = threading.RLock()
+        self._checker = FileChecker(self.root)
+        self._manifests: dict[Path, tuple[int, Manifest | None]] = {}
+        self._entries: dict[str, list[FileEntry]] = {}
+        self._version: tuple[Any, ...] = ()
+        self._damage = 0
+        self._views: dict[tuple[str, int] | None, _Views] = {}
+        self._attempts: tuple[tuple[Any, ...], list[Attempt]] | None = None
+        self._connection = connect()
+        self.refresh()
+        if not self._entries:
+            raise MegascopeError(f"The store {self.root} is empty: wait until a job has written to it, or collect one.")
+
+    def _check_root(self) -> None:
+        if not self.root.exists():
+            raise MegascopeError(f"There is no store at {self.root}: check the path.")
+        if not self.root.is_dir():
+            raise MegascopeError(f"{self.root} is a file, not a store: give the folder that holds the tables.")
+        if not check_marker(self.root) and next(manifest_folders(self.root), None) is None:
+            raise MegascopeError(f"{self.root} is no store of megascope (it has no manifests): check the path.")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def damaged(self) -> list[DamagedFile]:
+        """Files that were met and cannot be read: they are left out of every answer."""
+        return sorted(self._checker.damaged.values(), key=lambda file: file.path)
+
+    def close(self) -> None:
+        """Close the connection; the store cannot be used afterwards."""
+        self._connection.close()
+
+    # -- manifests ----------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Take over what was committed since; cheap when nothing was."""
+        with self._lock:
+            changed = False
+            folders = list(manifest_folders(self.root))
+            for folder in folders:
+                number = max(snapshot_numbers(folder), default=0)
+                if self._manifests.get(folder, (-1, None))[0] != number:
+                    self._manifests[folder] = (number, read_manifest(folder))
+                    changed = True
+            for folder in set(self._manifests) - set(folders):
+                del self._manifests[folder]
+                changed = True
+            if changed:
+                self._index()
+
+    def _index(self) -> None:
+        manifests = [manifest for _, manifest in self._manifests.values() if manifest is not None]
+        self._version = tuple(sorted((manifest.writer, manifest.snapshot) for manifest in manifests))
+        entries: dict[str, list[FileEntry]] = {}
+        for manifest in manifests:
+            for entry in manifest.files:
+                entries.setdefault(entry.table, []).append(entry)
+        self._entries = {table: sorted(found, key=lambda entry: entry.path) for table, found in entries.items()}
+
+    def version(self) -> tuple[Any, ...]:
+        """Changes whenever a manifest changes: a key for caches."""
+        return self._version
+
+    def tables(self) -> list[str]:
+        """The tables that have files, in the order of the documentation."""
+        return [name for name in TABLES if name in self._entries]
+
+    def entries(self, table: str, attempt: Attempt | None = None) -> list[FileEntry]:
+        """What the manifests list for a table; damaged files are left out."""
+        found = self._entries.get(table, ())
+        return [
+            entry
+            for entry in found
+            if (attempt is None or (entry.run, entry.attempt) == (attempt.run, attempt.attempt))
+            and self._checker.is_sound(entry)
+        ]
+
+    def files(self, table: str, attempt: Attempt | None = None) -> list[Path]:
+        """The files of a table; damaged ones are left out."""
+        return [self.root / entry.path for entry in self.entries(table, attempt)]
+
+    # -- attempts -----------------------------------------------------------------------------------------------
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts by their start, the newest last."""
+        with self._lock:
+            if self._attempts is None or self._attempts[0] != self._stamp():
+                self._attempts = (self._stamp(), self._read_attempts())
+            return list(self._attempts[1])
+
+    def _read_attempts(self) -> list[Attempt]:
+        found = {(entry.run, entry.attempt): Attempt(entry.run, entry.attempt) for entry in self._all_entries()}
+        for row in self.query("SELECT * FROM runs").to_pylist():
+            found[row["run"], row["attempt"]] = Attempt(
+                run=row["run"],
+                attempt=row["attempt"],
+                layout={str(axis): int(size) for axis, size in _json_object(row["layout"]).items()},
+                world_size=row["world_size"],
+                start_ns=row["start_ns"],
+                end_ns=row["end_ns"],
+                exit_reason=row["exit_reason"],
+                configuration=_json_object(row["configuration"]),
+            )
+        return sorted(found.values(), key=lambda a: (a.start_ns or 0, a.run, a.attempt))
+
+    def _all_entries(self) -> list[FileEntry]:
+        return [entry for found in self._entries.values() for entry in found]
+
+    def attempt(self, run: str | None = None, attempt: int | None = None) -> Attempt:
+        """The newest attempt, or the newest of ``run``, or the one given. UsageError names what there is."""
+        known = self.attempts()
+        of_run = [each for each in known if run is None or each.run == run]
+        if not of_run:
+            names = ", ".join(dict.fromkeys(each.run for each in known)) or "none"
+            raise UsageError(f"The store {self.root} has no run {run!r}: it has {names}.")
+        newest = of_run[-1]
+        if attempt is None:
+            return newest
+        found = [each for each in of_run if each.run == newest.run and each.attempt == attempt]
+        if not found:
+            numbers = ", ".join(str(each.attempt) for each in of_run if each.run == newest.run)
+            raise UsageError(f"Run {newest.run!r} has no attempt {attempt}: it has {numbers}.")
+        return found[0]
+
+    def last_moment_ns(self, attempt: Attempt) -> int | None:
+        """The newest moment in the store: of a heartbeat, or of the end of a span (UTC, ns)."""
+        key = (attempt.run, attempt.attempt)
+        moments = [entry.max_ns for entry in self._all_entries() if (entry.run, entry.attempt) == key]
+        return max((moment for moment in moments if moment is not None), default=None)
+
+    def data_age_s(self, attempt: Attempt) -> float | None:
+        """Seconds between now and `last_moment_ns`; None where the store has no moment."""
+        moment = self.last_moment_ns(attempt)
+        return None if moment is None else (time.time_ns() - moment) / 1e9
+
+    # -- queries ------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        table: str,
+        attempt: Attempt,
+        columns: Sequence[str] | None = None,
+        where: str = "",
+        parameters: Sequence[object] = (),
+    ) -> pa.Table:
+        """One attempt's rows of a table or view; ``where`` is SQL. Without files: no rows, but all columns."""
+        names = "*" if columns is None else ", ".join(identifier(name) for name in columns)
+        condition = f" WHERE {where}" if where else ""
+        return self.query(f"SELECT {names} FROM {identifier(table)}{condition}", parameters, attempt)
+
+    def query(self, sql: str, parameters: Sequence[object] = (), attempt: Attempt | None = None) -> pa.Table:
+        """Run one SELECT over the views, restricted to ``attempt`` if one is given.
+
+        Views: every table of the documentation, ``steps_all``, ``spans`` (events with segment_name, kind, axis, host,
+        stage and one column an axis) and ``events_aligned``. Strings come back plain, and sums of integers as int64.
+        Raises UsageError for SQL that does not fit the views, and MegascopeError where the data cannot be read.
+        """
+        try:
+            try:
+                return self._execute(sql, parameters, attempt)
+            except (duckdb.ParserException, duckdb.BinderException):
+                raise
+            except duckdb.Error:
+                if not self._recover(attempt):
+                    raise
+                return self._execute(sql, parameters, attempt)
+        except duckdb.Error as error:
+            raise query_error(error) from error
+
+    def stream(
+        self, sql: str, parameters: Sequence[object] = (), attempt: Attempt | None = None, batch_rows: int = 16384
+    ) -> Iterator[pa.RecordBatch]:
+        """As `query`, but the rows come in pieces, so that a result may be larger than memory."""
+        self.query(f"SELECT * FROM ({sql}) LIMIT 0", parameters, attempt)  # meets damaged footers and wrong SQL
+        schema = self._prepare(attempt)
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            try:
+                cursor.execute(f"USE {schema}")
+                yield from cursor.sql(sql, params=list(parameters) or None).to_arrow_reader(batch_rows)
+            except duckdb.Error as error:
+                raise query_error(error) from error
+            except (OSError, pa.ArrowException) as error:
+                raise query_error(as_duckdb_error(error)) from error
+
+    def _execute(self, sql: str, parameters: Sequence[object], attempt: Attempt | None) -> pa.Table:
+        schema = self._prepare(attempt)
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            cursor.execute(f"USE {schema}")
+            return plain_integers(cursor.sql(sql, params=list(parameters) or None).to_arrow_table())
+
+    def _recover(self, attempt: Attempt | None) -> bool:
+        """After a failed query: take over newer manifests, or find the damaged file; True to try again."""
+        before = self.version()
+        self.refresh()
+        if self.version() != before:
+            return True
+        with self._lock:
+            paths = [path for table in self.tables() for path in self.files(table, attempt)]
+            if self._checker.check_thoroughly(paths):
+                self._damage += 1
+                return True
+        return False
+
+    def _stamp(self) -> tuple[Any, ...]:
+        return (self._version, self._damage)
+
+    def _prepare(self, attempt: Attempt | None) -> str:
+        """Bring an attempt's views up to date and return the schema that holds them."""
+        key = None if attempt is None else (attempt.run, attempt.attempt)
+        with self._lock:
+            views = self._views.setdefault(key, _Views(f"views_{len(self._views)}"))
+            if views.version != self._stamp():
+                statements = self.statements(attempt)
+                with contextlib.closing(self._connection.cursor()) as cursor:
+                    replace_views(cursor, views.schema, statements, views.statements)
+                views.version, views.statements = self._stamp(), statements
+            return views.schema
+
+    def statements(self, attempt: Attempt | None = None) -> dict[str, str]:
+        """The SELECT behind every view, in the order in which they can be created."""
+        files = {table: self.files(table, attempt) for table in self.tables()}
+        numbers: dict[str, set[int]] = {}
+        for entry in self._all_entries():
+            numbers.setdefault(entry.run, set()).add(entry.attempt)
+        has_restarts = attempt is None and any(len(found) > 1 for found in numbers.values())
+        axes = list(attempt.layout) if attempt is not None else []
+        return view_statements(ViewSource(files, self._axes(files.get("ranks", ()), axes), has_restarts))
+
+    def _axes(self, files: Sequence[Path], first: Sequence[str]) -> list[str]:
+        """The coordinate columns that ``ranks`` has, those of the layout first; without files, the layout's."""
+        if not files:
+            return list(first)
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            sql = "SELECT * FROM read_parquet(?, hive_partitioning = false, union_by_name = true) LIMIT 0"
+            names = cursor.sql(sql, params=[[str(path) for path in files]]).columns
+        found = [name for name in names if name not in _RANK_COLUMNS]
+        return sorted(found, key=lambda name: (first.index(name) if name in first else len(first), found.index(name)))
+
+    def write_catalog(self) -> Path:
+        """Write ``catalog.duckdb`` with all views (absolute paths) for any other DuckDB client, atomically."""
+        statements = self.statements()
+        with tempfile.TemporaryDirectory(prefix="_catalog-", suffix=".tmp", dir=self.root) as folder:
+            path = Path(folder) / CATALOG
+            with contextlib.closing(duckdb.connect(str(path))) as connection:
+                for name, select in statements.items():
+                    connection.execute(f"CREATE VIEW {identifier(name)} AS {select}")
+            return path.replace(self.root / CATALOG)
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    if not text:
+        return {}
+    value = json.loads(text)
+    return value if isinstance(value, dict) else {}

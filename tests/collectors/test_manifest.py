@@ -1,0 +1,88 @@
+"""Manifests: names as paths, torn snapshots, newer schemas, entries that point elsewhere."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megascope.collectors import manifest as manifests
+from megascope.collectors.manifest import FileEntry, Manifest, data_folder, quote_name, read_manifest, write_manifest
+from megascope.collectors.schemas import SCHEMA_VERSION
+from megascope.profiler.errors import MegascopeError
+
+
+@given(st.text(min_size=1, max_size=300).filter(lambda text: "\0" not in text))
+def test_a_quoted_name_is_one_folder_name(name: str) -> None:
+    quoted = quote_name(name)
+    assert set(quoted) <= set(string.ascii_letters + string.digits + "-_.~%")
+    assert not quoted.startswith(".")
+    assert len(f"run={quoted}") < 255
+
+
+@given(st.text(alphabet=string.ascii_letters + "./ =%", min_size=1, max_size=40))
+def test_a_short_name_can_be_read_back_as_hive_does(name: str) -> None:
+    assert unquote(quote_name(name)) == name
+
+
+def test_long_names_that_differ_at_the_end_stay_apart() -> None:
+    assert quote_name("x" * 500 + "a") != quote_name("x" * 500 + "b")
+
+
+def _entry(path: str, table: str = "events") -> FileEntry:
+    return FileEntry(path, table, "r", 0, "b000", rows=1, size_bytes=1)
+
+
+def _write(root: Path, snapshot: int) -> Manifest:
+    path = f"{data_folder('events', 'r', 0, 'b000')}/w-{snapshot:012d}.parquet"
+    manifest = Manifest("w", snapshot, (_entry(path),), state={"cursor": snapshot})
+    write_manifest(root, manifest)
+    return manifest
+
+
+def _folder(root: Path) -> Path:
+    return next(manifests.manifest_folders(root))
+
+
+def test_the_highest_snapshot_counts_and_old_ones_go(tmp_path: Path) -> None:
+    written = [_write(tmp_path, number) for number in range(1, 12)]
+    assert read_manifest(_folder(tmp_path)) == written[-1]
+    assert len(list(_folder(tmp_path).glob("*.json"))) == manifests.KEPT_SNAPSHOTS
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"version": 1, "sch', b"[]", b"\xff\xfe", b'{"version": 1, "schema": 1}'])
+def test_a_damaged_snapshot_gives_way_to_the_one_before(tmp_path: Path, damage: bytes) -> None:
+    before = _write(tmp_path, 1)
+    _write(tmp_path, 2)
+    (_folder(tmp_path) / "000000000002.json").write_bytes(damage)
+    assert read_manifest(_folder(tmp_path)) == before
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, 1)
+    path = _folder(tmp_path) / "000000000001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": SCHEMA_VERSION + 1}))
+    with pytest.raises(MegascopeError, match="newer than"):
+        read_manifest(_folder(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../outside.parquet", "events/../../x.parquet", "events/x.parquet"])
+def test_a_manifest_cannot_point_out_of_its_folders(tmp_path: Path, path: str) -> None:
+    write_manifest(tmp_path, Manifest("w", 1, (_entry(path),)))
+    assert read_manifest(_folder(tmp_path)) is None
+
+
+@pytest.mark.parametrize("path", ["/tmp/x.parquet", "events/../../x.parquet", "_megascope.json"])
+def test_a_manifest_cannot_have_anything_else_deleted(tmp_path: Path, path: str) -> None:
+    write_manifest(tmp_path, Manifest("w", 1, retired=(manifests.Retired(path, 0),)))
+    assert read_manifest(_folder(tmp_path)) is None
+
+
+def test_a_leftover_temporary_file_is_no_snapshot(tmp_path: Path) -> None:
+    written = _write(tmp_path, 1)
+    (_folder(tmp_path) / "000000000002.json.tmp").write_text("{")
+    assert read_manifest(_folder(tmp_path)) == written

@@ -1,0 +1,138 @@
+"""Records of a black box become rows: every value, every marker for a missing one, whatever the order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megascope.collectors import rows as row_module
+from megascope.collectors.parquet import conform
+from megascope.collectors.rows import Group, Names, Segment, event_rows, flights, group_progress
+from megascope.collectors.schemas import TABLES
+from megascope.profiler.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, PROGRESS, RECORD
+from megascope.profiler.topology import group_id, segment_id
+from megascope.profiler.vocabulary import CLOCK_CODES, STATUS_CODES
+
+BASE_NS = 1_790_000_000_000_000_000
+SEGMENTS = [("forward", "compute", None), ("tp_all_reduce", "collective", "tp"), ("näme \n", "host", None)]
+GROUPS = [("tp", (0, 1)), ("dp", (0, 2))]
+
+
+def _names() -> Names:
+    names = Names(streams={1: "stream 1"})
+    for index, segment in enumerate(SEGMENTS):
+        names.add_segment(index, Segment.of(*segment))
+    for index, group in enumerate(GROUPS):
+        names.add_group(index, Group.of(*group))
+    return names
+
+
+_MOMENTS = st.integers(0, 2**55)
+_RECORD = st.fixed_dictionaries(
+    {
+        "begun_ns": _MOMENTS,
+        "start_ns": _MOMENTS,
+        "duration_ns": _MOMENTS | st.just(ABSENT_I64),
+        "self_ns": st.integers(-(2**40), 2**55) | st.just(ABSENT_I64),
+        "exposed_ns": _MOMENTS | st.just(ABSENT_I64),
+        "step": st.integers(-5, 2**40) | st.just(ABSENT_I64),
+        "size_bytes": st.integers(0, 2**62) | st.just(ABSENT_I64),
+        "sequence": st.integers(0, 2**62) | st.just(ABSENT_I64),
+        "segment": st.integers(0, len(SEGMENTS) - 1),
+        "parent": st.integers(0, len(SEGMENTS) - 1) | st.just(ABSENT_INDEX),
+        "group": st.integers(0, len(GROUPS) - 1) | st.just(ABSENT_INDEX),
+        "peer": st.integers(0, 2**31 - 1) | st.just(ABSENT_I32),
+        "microbatch": st.integers(0, 2**31 - 1) | st.just(ABSENT_I32),
+        "chunk": st.integers(0, 2**15 - 1) | st.just(ABSENT_I16),
+        "stream": st.integers(0, 3),
+        "thread": st.integers(0, 63),
+        "clock": st.integers(0, len(CLOCK_CODES) - 1),
+        "status": st.integers(0, len(STATUS_CODES) - 1),
+    }
+)
+
+
+def _expected(record: dict[str, Any]) -> dict[str, Any]:
+    """One row by the plain words of the schema, a value at a time."""
+
+    def known(name: str, absent: int) -> int | None:
+        return None if record[name] == absent else record[name]
+
+    return {
+        "rank": 3,
+        "step": known("step", ABSENT_I64),
+        "microbatch": known("microbatch", ABSENT_I32),
+        "chunk": known("chunk", ABSENT_I16),
+        "segment": segment_id(*SEGMENTS[record["segment"]]),
+        "stream": {0: "host", 1: "stream 1", 2: "stream 2", 3: "stream 3"}[record["stream"]],
+        "thread": record["thread"],
+        "parent": None if record["parent"] == ABSENT_INDEX else segment_id(*SEGMENTS[record["parent"]]),
+        "start_ns": record["start_ns"] + BASE_NS,
+        "duration_ns": known("duration_ns", ABSENT_I64),
+        "self_ns": known("self_ns", ABSENT_I64),
+        "exposed_ns": known("exposed_ns", ABSENT_I64),
+        "enqueue_ns": record["begun_ns"] + BASE_NS if CLOCK_CODES[record["clock"]] == "device" else None,
+        "clock": str(CLOCK_CODES[record["clock"]]),
+        "group": None if record["group"] == ABSENT_INDEX else group_id(*GROUPS[record["group"]]),
+        "sequence": known("sequence", ABSENT_I64),
+        "peer": known("peer", ABSENT_I32),
+        "size_bytes": known("size_bytes", ABSENT_I64),
+        "status": str(STATUS_CODES[record["status"]]),
+    }
+
+
+def _array(records: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
+    array = np.zeros(len(records), RECORD)
+    for index, record in enumerate(records):
+        for name, value in record.items():
+            array[index][name] = value
+    return array
+
+
+@given(st.lists(_RECORD, max_size=20), st.integers(1, 7))
+@settings(max_examples=80, deadline=None)
+def test_rows_are_what_the_schema_says(records: list[dict[str, Any]], piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_module, "_PIECE_RECORDS", piece)
+        rows = conform(TABLES["events"], "run", 2, event_rows(_array(records), 3, BASE_NS, _names()), ())
+    expected = [{"run": "run", "attempt": 2, **_expected(record)} for record in records]
+    assert rows.to_pylist() == expected
+
+
+def test_a_segment_whose_metadata_was_lost_gets_a_name() -> None:
+    names = Names()
+    records = np.zeros(2, RECORD)
+    records["segment"], records["parent"], records["group"] = [5, 0], ABSENT_INDEX, 4
+    rows = event_rows(records, 0, 0, names)
+    assert rows["segment"].to_pylist() == [names.segments[5].id, names.segments[0].id]
+    assert names.segments[5].name == "(unnamed segment 5)"
+    assert rows["group"].to_pylist() == [None, None]
+    assert names.version > 0, "the table of segments has to be written again"
+
+
+def test_flights_leave_out_what_is_done() -> None:
+    slots = np.zeros(2, RECORD)
+    slots["ended"] = [1, 0]
+    slots["begun_ns"], slots["segment"], slots["group"], slots["sequence"] = 10, 1, 1, 4
+    slots["peer"], slots["microbatch"], slots["step"] = ABSENT_I32, ABSENT_I32, 6
+    (flight,) = flights(slots, BASE_NS, _names())
+    assert flight == {
+        "segment": "tp_all_reduce",
+        "kind": "collective",
+        "group": group_id(*GROUPS[1]),
+        "sequence": 4,
+        "peer": None,
+        "microbatch": None,
+        "step": 6,
+        "begun_ns": BASE_NS + 10,
+    }
+
+
+def test_group_progress_names_groups_that_were_used() -> None:
+    progress = np.zeros(4, PROGRESS)
+    progress["issued"] = [0, 7, 9, 0]
+    progress["completed"] = [0, 6, 9, 0]
+    assert group_progress(progress, _names()) == [{"group": group_id(*GROUPS[1]), "issued": 7, "completed": 6}]

@@ -1,0 +1,287 @@
+"""The writer: what is committed is read back exactly, what is not is never seen, and small files are merged."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megascope.collectors import writer as writers
+from megascope.collectors.schemas import TABLES
+from megascope.collectors.store import Store
+from megascope.collectors.writer import TableWriter
+from megascope.profiler.errors import MegascopeError
+
+_NAMES = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+
+
+def _values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
+        return _NAMES
+    if pa.types.is_floating(kind):
+        return st.floats(allow_nan=False)
+    if pa.types.is_list(kind):
+        return st.lists(_values(kind.value_type), max_size=3)
+    if pa.types.is_struct(kind):
+        return st.fixed_dictionaries({field.name: _values(field.type) | st.none() for field in kind})
+    limit = 2 ** (kind.bit_width - 1)
+    return st.integers(-limit, limit - 1)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> tuple[str, dict[str, list[Any]]]:
+    """A table and rows of it: any value that its types can hold, NULL where it may stand."""
+    name = draw(st.sampled_from(sorted(set(TABLES) - {"runs"})))
+    count = draw(st.integers(1, 4))
+    columns = {}
+    for column in TABLES[name].columns:
+        if column.name in ("run", "attempt"):
+            continue
+        values = _values(column.type) if not column.nullable else _values(column.type) | st.none()
+        columns[column.name] = draw(st.lists(values, min_size=count, max_size=count))
+    return name, columns
+
+
+@given(_tables(), _NAMES.filter(bool), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_every_value_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, written: tuple[str, dict[str, list[Any]]], run: str, attempt: int
+) -> None:
+    name, columns = written
+    root = tmp_path_factory.mktemp("store")
+    with TableWriter(root, "w") as writer:
+        writer.write(name, run, attempt, columns)
+        writer.commit()
+    with Store(root) as store:
+        (path,) = store.files(name)
+        table = pq.ParquetFile(path).read()
+    found = [{k: v for k, v in row.items() if k not in ("run", "attempt")} for row in table.to_pylist()]
+    assert sorted(map(_as_text, found)) == sorted(map(_as_text, _rows(columns)))
+    assert set(table["run"].to_pylist()) == {run}
+    assert set(table["attempt"].to_pylist()) == {attempt}
+
+
+def _as_text(row: dict[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True)
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def test_files_carry_schema_version_and_encodings(writer: TableWriter, events: Callable[..., Any]) -> None:
+    writer.write("events", "r", 0, events(100))
+    writer.commit()
+    file = pq.ParquetFile(writer.root / writer.committed_files[0].path)
+    assert file.metadata.metadata[b"megascope.schema"] == b"1"
+    columns = {file.metadata.row_group(0).column(i).path_in_schema: file.metadata.row_group(0).column(i)
+               for i in range(file.metadata.num_columns)}  # fmt: skip
+    assert "DELTA_BINARY_PACKED" in columns["start_ns"].encodings
+    assert "BYTE_STREAM_SPLIT" in columns["duration_ns"].encodings
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    assert columns["run"].has_dictionary_page
+
+
+def test_manifest_entries_tell_what_a_file_spans(writer: TableWriter, events: Callable[..., Any]) -> None:
+    writer.write("events", "r", 1, events(3, rank=5, step=9))
+    writer.commit()
+    (entry,) = writer.committed_files
+    assert (entry.rows, entry.min_step, entry.max_step, entry.min_rank, entry.max_rank) == (3, 9, 9, 5, 5)
+    assert entry.max_ns == max(events(3, rank=5, step=9)["start_ns"]) + 10
+    assert entry.size_bytes == (writer.root / entry.path).stat().st_size
+
+
+def test_nothing_is_seen_before_the_commit(writer: TableWriter, events: Callable[..., Any]) -> None:
+    writer.write("events", "r", 0, events(2))
+    writer.commit({"at": 1})
+    writer.write("events", "r", 0, events(5))
+    with Store(writer.root) as store:
+        assert store.read("events", store.attempt()).num_rows == 2
+        writer.commit({"at": 2})
+        assert store.read("events", store.attempt()).num_rows == 2
+        store.refresh()
+        assert store.read("events", store.attempt()).num_rows == 7
+
+
+def test_the_next_incarnation_goes_on_and_clears_what_was_never_committed(
+    store_root: Path, events: Callable[..., Any]
+) -> None:
+    first = TableWriter(store_root, "w")
+    first.write("events", "r", 0, events(2))
+    first.commit({"at": [1, 2]})
+    first.write("events", "r", 0, events(3))
+    (orphan,) = [path for path in store_root.rglob("*.parquet") if path.name.endswith("2.parquet")]
+    (orphan.parent / (orphan.name + ".tmp")).touch()
+    first._lock.release()  # as a kill does: the lock is gone, the staged file is not
+    with TableWriter(store_root, "w") as second:
+        assert second.state == {"at": [1, 2]}
+        assert not orphan.exists()
+        assert not list(store_root.rglob("*.tmp"))
+        assert second.commit() == 2
+
+
+def test_rollback_deletes_what_was_staged(writer: TableWriter, events: Callable[..., Any]) -> None:
+    writer.write("events", "r", 0, events(2))
+    writer.rollback()
+    assert not list(writer.root.rglob("*.parquet"))
+    writer.commit()
+    assert writer.committed_files == ()
+
+
+def test_replace_takes_the_place_of_what_was_there(writer: TableWriter) -> None:
+    for name in ("old", "new"):
+        writer.write("segments", "r", 0, {"segment": [1], "name": [name], "kind": ["compute"]}, replace=True)
+        writer.write("segments", "other", 0, {"segment": [1], "name": [name], "kind": ["compute"]})
+        writer.commit()
+    with Store(writer.root) as store:
+        assert store.read("segments", store.attempt("r"), ["name"]).to_pydict() == {"name": ["new"]}
+        assert len(store.files("segments", store.attempt("r"))) == 1
+        assert len(store.files("segments", store.attempt("other"))) == 2
+
+
+def test_a_second_writer_of_the_same_name_is_refused(writer: TableWriter) -> None:
+    with pytest.raises(MegascopeError, match="Another process writes"):
+        TableWriter(writer.root, writer.writer)
+    with TableWriter(writer.root, "another"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"rank": [1], "nonsense": [2]}, "no column nonsense"),
+        ({"rank": [1, 2], "step": [1]}, "different lengths"),
+        ({"rank": [None], "step": [1], "start_ns": [1]}, "may not be NULL"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(writer: TableWriter, rows: dict[str, list[Any]], message: str) -> None:
+    with pytest.raises(MegascopeError, match=message):
+        writer.write("steps", "r", 0, rows)
+
+
+def test_an_unknown_table_is_refused(writer: TableWriter) -> None:
+    with pytest.raises(MegascopeError, match="no table"):
+        writer.write("nonsense", "r", 0, {})
+
+
+def test_a_newer_store_is_not_written(store_root: Path) -> None:
+    store_root.mkdir()
+    (store_root / "_megascope.json").write_text('{"schema": 99}')
+    with pytest.raises(MegascopeError, match="newer"):
+        TableWriter(store_root, "w")
+
+
+def test_small_files_are_merged_and_nothing_is_lost(writer: TableWriter, events: Callable[..., Any]) -> None:
+    for number in range(100):
+        writer.write("events", "r", 0, events(3, step=100 - number, first=3 * number))
+        writer.commit()
+        assert len(writer.committed_files) <= writers.MERGE_ABOVE_FILES
+    with Store(writer.root) as store:
+        rows = store.read("events", store.attempt(), ["sequence", "step"])
+        assert sorted(rows["sequence"].to_pylist()) == list(range(300))
+    merged = max(writer.committed_files, key=lambda entry: entry.rows)
+    steps = pq.ParquetFile(writer.root / merged.path).read()["step"].to_pylist()
+    assert steps == sorted(steps)
+    assert len(list(writer.root.rglob("events/**/*.parquet"))) <= 2 * writers.MERGE_ABOVE_FILES + 2
+
+
+def test_replaced_files_stay_for_their_grace(store_root: Path, events: Callable[..., Any]) -> None:
+    with TableWriter(store_root, "w", grace_s=3600) as writer:
+        for _ in range(writers.MERGE_ABOVE_FILES + 2):
+            writer.write("events", "r", 0, events(1))
+            writer.commit()
+        on_disk = set(store_root.rglob("*.parquet"))
+        live = {store_root / entry.path for entry in writer.committed_files}
+        assert live < on_disk
+        assert len(on_disk - live) == writers.MERGE_ABOVE_FILES
+    with TableWriter(store_root, "w", grace_s=3600) as again:  # those on their way out are no orphans
+        assert set(store_root.rglob("*.parquet")) == on_disk
+        again.grace_s = 0
+        again.commit()
+        assert set(store_root.rglob("*.parquet")) == live
+
+
+def test_what_a_writer_that_is_gone_had_replaced_is_swept(store_root: Path, events: Callable[..., Any]) -> None:
+    with TableWriter(store_root, "w", grace_s=3600) as writer:
+        for _ in range(writers.MERGE_ABOVE_FILES + 1):
+            writer.write("events", "r", 0, events(1))
+            writer.commit()
+        assert writers.sweep(store_root, grace_s=0) == 0, "a living writer looks after its files itself"
+    assert writers.sweep(store_root) == 0
+    assert writers.sweep(store_root, grace_s=0) == writers.MERGE_ABOVE_FILES
+    assert writers.sweep(store_root, grace_s=0) == 0
+    with Store(store_root) as store:
+        assert store.read("events", store.attempt()).num_rows == writers.MERGE_ABOVE_FILES + 1
+
+
+def test_a_merge_never_exceeds_its_rows(
+    writer: TableWriter, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "MERGE_MAX_ROWS", 50)
+    for number in range(60):
+        writer.write("events", "r", 0, events(7 if number % 10 else 49, first=100 * number))
+        writer.commit()
+    assert max(entry.rows for entry in writer.committed_files) <= 50
+    assert sum(entry.rows for entry in writer.committed_files) == 54 * 7 + 6 * 49
+
+
+def test_readers_see_every_row_exactly_once_while_files_are_merged(
+    store_root: Path, events: Callable[..., Any]
+) -> None:
+    """A reader's rows are always those of one commit: 10 a commit, none twice, none missing."""
+    with TableWriter(store_root, "w", grace_s=60) as writer:
+        writer.write("events", "r", 0, events(10))
+        writer.commit()
+        done = threading.Event()
+        counts: list[tuple[int, int]] = []
+        failures: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                with Store(store_root) as store:
+                    attempt = store.attempt()
+                    while not done.is_set():
+                        store.refresh()
+                        sql = 'SELECT count(*) AS n, count(DISTINCT "sequence") AS d FROM events'
+                        row = store.query(sql, attempt=attempt).to_pylist()[0]
+                        counts.append((row["n"], row["d"]))
+            except BaseException as error:
+                failures.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for number in range(1, 60):
+            writer.write("events", "r", 0, events(10, first=1 + 10 * number))
+            writer.commit()
+        done.set()
+        reader.join(timeout=30)
+    assert not failures
+    assert len(set(counts)) > 3, "the reader has to have seen the store at several moments"
+    assert all(n == distinct and n % 10 == 0 for n, distinct in counts)
+    assert counts == sorted(counts)
+
+
+def test_a_failed_commit_can_be_tried_again(
+    writer: TableWriter, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer.write("events", "r", 0, events(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "write_manifest", full)
+        with pytest.raises(OSError, match="No space"):
+            writer.commit({"at": 1})
+    assert writer.state == {}
+    writer.commit({"at": 1})
+    with Store(writer.root) as store:
+        assert store.read("events", store.attempt()).num_rows == 4
+    manifest = sorted((writer.root / "_manifests" / "writer").glob("*.json"))[-1]
+    assert json.loads(manifest.read_text())["state"] == {"at": 1}
