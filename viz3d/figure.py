@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .graph import WaitGraph, build_graph
 from .placement import Point, axis_of_dimension, place_ranks
 from .snapshot import Flight, RankState, Snapshot
-from .verdict import HangVerdict
+from .verdict import CulpritKind, HangVerdict
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -76,7 +76,9 @@ class Scene:
 def build_scene(snapshot: Snapshot, verdict: HangVerdict | None = None, rank: int | None = None) -> Scene:
     """The picture of a snapshot. ``rank`` is a rank whose own waits are shown beside those for the culprits."""
     graph = build_graph(snapshot)
-    culprits = {each for culprit in verdict.culprits for each in culprit.ranks} if verdict is not None else set()
+    accused = verdict.culprits if verdict is not None else ()
+    culprits = {each for culprit in accused for each in culprit.ranks}
+    dead = {each for culprit in accused if culprit.kind == CulpritKind.DEAD for each in culprit.ranks}
     everyone = sorted({*snapshot.states, *snapshot.missing, *snapshot.coordinates})
     places = {each: snapshot.coordinates.get(each, {}) for each in everyone}
     points = place_ranks(snapshot.axes, places)
@@ -86,7 +88,7 @@ def build_scene(snapshot: Snapshot, verdict: HangVerdict | None = None, rank: in
     nodes = []
     for each in everyone:
         state = snapshot.states.get(each)
-        kind = _kind(each, state, graph, culprits)
+        kind = NodeState.GONE if each in dead else _kind(each, state, graph, culprits)
         flights = () if state is None else _flights(state)
         step = None if state is None else state.step
         marked = each in involved or each == rank
@@ -111,15 +113,17 @@ def _kind(rank: int, state: RankState | None, graph: WaitGraph, culprits: set[in
 def _word(kind: NodeState, state: RankState | None) -> str:
     """The state in words, with the innermost open segment."""
     innermost = _innermost(state)
+    if state is not None and kind in {NodeState.CULPRIT, NodeState.GONE}:
+        innermost = state.innermost_work() or innermost  # what it is stuck in, not what runs beside that
     where = f" in {innermost.segment}" if innermost is not None else ""
     return {
         NodeState.CULPRIT: f"at the root{where}",
-        NodeState.GONE: "process gone",
+        NodeState.GONE: f"process gone{where}",
         NodeState.MISSING: "no data",
         NodeState.WAITING: f"waits{where}",
         NodeState.WORKING: f"works{where}",
         NodeState.IDLE: "nothing in flight",
-        NodeState.FINISHED: "finished",
+        NodeState.FINISHED: "ended",
     }[kind]
 
 

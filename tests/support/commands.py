@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,10 @@ def started(folder: Path, *arguments: str, **more: str) -> Iterator[subprocess.P
     try:
         yield child
     finally:
-        for process in [child, *relatives(folder)]:
-            try:
+        child.kill()
+        for process in relatives(folder):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except (psutil.NoSuchProcess, ProcessLookupError):
-                continue
         child.communicate(timeout=20)
 
 

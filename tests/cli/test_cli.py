@@ -75,7 +75,9 @@ def bad_inputs(folder: Path) -> list[tuple[list[str], int, str]]:
         (["train", str(folder / "mesh.toml"), "--nproc", "4"], 2, "but 4 processes"),
         (["train", str(folder / "mesh.toml"), "--model.layers", "x"], 2, "unable to convert"),
         (["train", str(folder / "mesh.toml"), "--parallel.tp", "3", "--nproc", "12"], 2, "3"),
+        (["train", str(folder / "mesh.toml"), "--record.store", str(folder / "file" / "store")], 1, "cannot be used"),
         (["collect", "--bogus"], 2, "--bogus"),
+        (["demo", "--folder", str(folder / "file" / "runs")], 1, "cannot be used"),
         (["demo", "--bogus", "1"], 2, "--bogus"),
     ]
 
@@ -85,11 +87,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], int
     return bad_inputs(tmp_path_factory.mktemp("bad"))
 
 
-@pytest.mark.parametrize("number", range(33))
+@pytest.mark.parametrize("number", range(35))
 def test_bad_input_is_one_sentence(
     number: int, cases: list[tuple[list[str], int, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(cases) == 33
+    assert len(cases) == 35
     argv, expected, said = cases[number]
     code, out, err = run(capsys, *argv)
     assert code == expected, err

@@ -1,0 +1,1 @@
+"""The web dashboards: one module a page."""

@@ -1,0 +1,200 @@
+// What all widgets share: mounting, loading, the view in the address, the age of the data. Loaded first (assets load
+// by name).
+"use strict";
+(function () {
+  const M = (window.megascope = { instances: new Map() });
+  const kinds = {};
+
+  // ---- widgets: elements with data-widget="KIND" and data-source="URL" -------------------------------------------
+  M.register = (kind, create) => {
+    kinds[kind] = create;
+    scan();
+  };
+
+  class Holder {
+    constructor(element, create) {
+      this.element = element;
+      this.kind = element.dataset.widget;
+      this.message = document.createElement("div");
+      this.message.className = "widget-message";
+      this.widget = create(element);
+      element.appendChild(this.message);
+      this.resizing = new ResizeObserver(() => this.redraw());
+      this.resizing.observe(element);
+      this.sync();
+    }
+    // Dash makes a new element whenever a page is drawn again: the canvas moves into it, so that nothing flickers.
+    moveTo(element) {
+      this.resizing.disconnect();
+      element.append(...this.element.childNodes);
+      this.element = this.widget.element = element;
+      if (this.painted) element.dataset.painted = this.painted;
+      this.resizing.observe(element);
+      const known = element.dataset.source === this.source;
+      this.sync();
+      if (!known || !this.widget.ready()) return;
+      if (this.widget.followAddress) this.widget.followAddress();
+      this.redraw();
+    }
+    sync() {
+      const { source, marks } = this.element.dataset;
+      if (this.widget.mark && marks !== this.marks) this.widget.mark(JSON.parse((this.marks = marks) || "[]"));
+      if (source && source !== this.source) this.load((this.source = source));
+    }
+    async load(source) {
+      if (this.abort) this.abort.abort();
+      this.abort = new AbortController();
+      if (!this.element.dataset.painted) this.say("Loading ...");
+      try {
+        const answer = await fetch(source, { signal: this.abort.signal });
+        if (!answer.ok) throw new Error(await sentenceOf(answer));
+        const payload = this.widget.text ? await answer.json() : M.unpack(await answer.arrayBuffer());
+        if (source !== this.source) return;
+        this.say("");
+        this.widget.show(payload);
+        this.redraw();
+        this.element.dataset.painted = this.painted = source;
+      } catch (problem) {
+        if (problem.name === "AbortError" || source !== this.source) return;
+        const lost = problem instanceof TypeError;
+        this.say(lost ? "The server does not answer. It may have ended: start `megascope serve` again." : problem.message);
+        this.element.dataset.failed = source;
+      }
+    }
+    redraw() {
+      if (this.widget.ready() && this.element.clientWidth > 0) this.widget.draw();
+    }
+    say(text) {
+      this.message.textContent = text;
+      this.message.hidden = !text;
+    }
+    end() {
+      this.resizing.disconnect();
+      if (this.abort) this.abort.abort();
+      if (this.widget.end) this.widget.end();
+    }
+  }
+
+  async function sentenceOf(answer) {
+    const text = await answer.text();
+    try {
+      return JSON.parse(text).error;
+    } catch {
+      return `The server answered ${answer.status}. Its log says why.`;
+    }
+  }
+
+  function scan() {
+    const here = document.querySelector("header nav a.here");
+    const title = here ? `${here.textContent} - megascope` : "megascope";
+    if (document.title !== title) document.title = title;
+    const free = [...M.instances].filter(([element]) => !element.isConnected);
+    for (const [element] of free) M.instances.delete(element);
+    for (const element of document.querySelectorAll("[data-widget]")) {
+      const holder = M.instances.get(element), kind = element.dataset.widget;
+      if (holder) holder.sync();
+      else if (kinds[kind]) {
+        const at = free.findIndex(([, old]) => old.kind === kind);
+        const [[, moved] = []] = at < 0 ? [] : free.splice(at, 1);
+        M.instances.set(element, moved || new Holder(element, kinds[kind]));
+        if (moved) moved.moveTo(element);
+      }
+    }
+    for (const [, holder] of free) holder.end();
+  }
+  new MutationObserver(scan).observe(document.documentElement, {
+    childList: true, subtree: true, attributes: true, attributeFilter: ["data-source", "data-marks"],
+  });
+  M.widget = (kind) => {
+    for (const [element, holder] of M.instances) if (element.dataset.widget === kind) return holder.widget;
+    return null;
+  };
+
+  // ---- binary payload (dashboards/binary.py) -----------------------------------------------------------------------
+  const TYPES = { f4: Float32Array, f8: Float64Array, i4: Int32Array, i2: Int16Array, u2: Uint16Array, u1: Uint8Array };
+  M.unpack = (buffer) => {
+    const size = new DataView(buffer).getUint32(0, true);
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+    const arrays = {};
+    for (const [name, entry] of Object.entries(header.arrays)) {
+      arrays[name] = new TYPES[entry.type](buffer, 4 + size + entry.offset, entry.count);
+    }
+    return { meta: header.meta, arrays };
+  };
+
+  // ---- the view in the URL -----------------------------------------------------------------------------------------
+  function withParameters(changes) {
+    const query = new URLSearchParams(window.location.search);
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === null || value === "") query.delete(name);
+      else query.set(name, value);
+    }
+    const text = query.toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
+    return window.location.pathname + (text ? "?" + text : "");
+  }
+  M.go = (url) => {
+    window.history.pushState({}, "", url);
+    M.announce();
+  };
+  M.announce = () => window.dispatchEvent(new CustomEvent("_dashprivate_pushstate")); // what dcc.Location listens to
+  for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, () => document.body.classList.add("busy"));
+  M.change = (changes) => M.go(withParameters(changes));
+  M.note = (changes) => window.history.replaceState({}, "", withParameters(changes)); // no reload: zoom, search
+  M.parameter = (name) => new URLSearchParams(window.location.search).get(name);
+
+  function readForm(form) {
+    const changes = {};
+    for (const name of (form.dataset.clears || "").split(",")) if (name) changes[name] = null;
+    for (const field of form.querySelectorAll("select[name], input[name], textarea[name]")) {
+      changes[field.name] = field.value.trim();
+    }
+    return changes;
+  }
+  document.addEventListener("change", (event) => {
+    const form = event.target.closest && event.target.closest("form[data-view]");
+    if (form && event.target.name && !form.dataset.manual) M.change(readForm(form));
+  });
+  document.addEventListener("submit", (event) => {
+    const form = event.target.closest("form[data-view]");
+    if (!form) return;
+    event.preventDefault();
+    const url = withParameters(readForm(form));
+    if (url === window.location.pathname + window.location.search) document.getElementById("again").click();
+    else M.go(url);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !event.ctrlKey || !event.target.matches("textarea")) return;
+    event.target.form.requestSubmit();
+  });
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest && event.target.closest("[data-action]");
+    if (target) document.dispatchEvent(new CustomEvent("megascope-action", { detail: target.dataset.action }));
+  });
+  M.onAction = (name, handler) => {
+    const listener = (event) => event.detail === name && handler();
+    document.addEventListener("megascope-action", listener);
+    return () => document.removeEventListener("megascope-action", listener);
+  };
+
+  // ---- age of the data: counts on between answers, and says when the server is silent -----------------------------
+  const age = (seconds) => {
+    if (seconds < 90) return `${Math.round(seconds)} s`;
+    if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+    return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+  };
+  const received = new WeakMap();
+  setInterval(() => {
+    for (const element of document.querySelectorAll("[data-age]")) {
+      let known = received.get(element);
+      if (!known || known.text !== element.dataset.age) {
+        received.set(element, (known = { text: element.dataset.age, at: performance.now() }));
+      }
+      const since = element.dataset.age.split("|")[0];
+      if (!since) continue;
+      const silent = (performance.now() - known.at) / 1000;
+      const paused = document.getElementById("pause").textContent !== "Pause";
+      const more = paused ? ", paused" : silent > 10 ? `, no answer from the server for ${age(silent)}` : "";
+      element.textContent = `data ${age(Number(since) + silent)} old (newest ${element.dataset.newest})${more}`;
+    }
+  }, 500);
+})();

@@ -1,0 +1,116 @@
+"""The Flask routes from which widgets fetch data, and the downloads; an error is one sentence in JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from flask import Flask, Response, request, send_file
+
+from ..collectors.sql import SqlLimits, run_sql
+from ..collectors.store import Attempt
+from ..collectors.timeline import export_chrome
+from ..profiler.errors import MegascopeError, UsageError
+from .curves import curve_panels
+from .heat_data import heat_payload
+from .scene_data import scene_payload
+from .span_data import choose_spans, spans_payload
+from .view import View, parse_view
+from .workbench import Workbench
+
+log = logging.getLogger(__name__)
+
+EXPORTED_ROWS = 200_000
+_MARKS = {"v", "verdict"}
+Builder = Callable[[Workbench, Attempt, View], bytes]
+
+
+def add_endpoints(server: Flask, bench: Workbench) -> None:
+    """Add the routes under /data/ and /export/."""
+    for name, (build, kind) in {
+        "curves": (_curves, "application/json"),
+        "heatmap": (heat_payload, "application/octet-stream"),
+        "spans": (spans_payload, "application/octet-stream"),
+        "scene": (scene_payload, "application/json"),
+    }.items():
+        server.add_url_rule(f"/data/{name}", name, _data_route(bench, build, kind))
+    server.add_url_rule("/export/sql.csv", "export_sql", _guarded(lambda: _export_sql(bench)))
+    server.add_url_rule("/export/timeline.json", "export_timeline", _guarded(lambda: _export_timeline(bench)))
+
+
+def _view() -> View:
+    """The view in the request's address; ``v`` and ``verdict`` only tell newer data from older."""
+    pairs = [part for part in request.query_string.decode().split("&") if part.partition("=")[0] not in _MARKS]
+    return parse_view("&".join(pairs))
+
+
+def _data_route(bench: Workbench, build: Builder, kind: str) -> Callable[[], Response]:
+    def route() -> Response:
+        view = _view()
+        attempt = bench.attempt(view)
+        answer = Response(build(bench, attempt, view), content_type=kind)
+        answer.headers["Cache-Control"] = "no-store"
+        return answer
+
+    return _guarded(route)
+
+
+def _guarded(route: Callable[[], Response]) -> Callable[[], Response]:
+    def guarded() -> Response:
+        try:
+            return route()
+        except UsageError as error:
+            return _sentence(str(error), 400)
+        except MegascopeError as error:
+            return _sentence(str(error), 422)
+        except Exception as error:
+            log.exception("The request %s failed", request.path)
+            return _sentence(f"The server failed ({type(error).__name__}): its log says why.", 500)
+
+    return guarded
+
+
+def _sentence(text: str, status: int) -> Response:
+    return Response(json.dumps({"error": text}), status, content_type="application/json")
+
+
+def _curves(bench: Workbench, attempt: Attempt, _: View) -> bytes:
+    key = ("curves", attempt.run, attempt.attempt)
+    return bench.cached(key, lambda: json.dumps(curve_panels(bench.store, attempt), allow_nan=False).encode())
+
+
+def _export_sql(bench: Workbench) -> Response:
+    """The rows of a query as CSV, up to `EXPORTED_ROWS`; NULL is an empty field."""
+    view = _view()
+    if view.q is None:
+        raise UsageError("The address has no query: run one on the SQL page first.")
+    attempt = bench.attempt(view) if view.around != "store" else None
+    result = run_sql(bench.store, view.q, attempt=attempt, limits=SqlLimits(rows=EXPORTED_ROWS))
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(result.table.column_names)
+    writer.writerows(zip(*(column.to_pylist() for column in result.table.columns), strict=True))
+    answer = Response(text.getvalue(), content_type="text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = 'attachment; filename="query.csv"'
+    answer.headers["X-Truncated"] = "yes" if result.truncated else "no"
+    return answer
+
+
+def _export_timeline(bench: Workbench) -> Response:
+    """The shown ranks and steps in Chrome's trace format, which Perfetto opens."""
+    view = _view()
+    attempt = bench.attempt(view)
+    choice = choose_spans(view, bench, attempt)
+    with tempfile.TemporaryDirectory(prefix="megascope-") as folder:
+        path = Path(folder) / "timeline.json"
+        export_chrome(bench.store, attempt, path, ranks=choice.ranks, steps=choice.steps)
+        file = path.open("rb")  # readable after its folder is gone, until the answer is sent
+    name = f"timeline-{attempt.attempt}-steps-{choice.steps[0]}-{choice.steps[1]}.json"
+    answer = send_file(file, "application/json", as_attachment=True, download_name=name)
+    answer.call_on_close(file.close)
+    return answer

@@ -1,0 +1,13 @@
+"""The pages of the dashboards, one module each, by their address."""
+
+from __future__ import annotations
+
+from .heatmap import PAGE as HEATMAP
+from .overview import PAGE as OVERVIEW
+from .page import Page
+from .sql import PAGE as SQL
+from .three_d import PAGE as THREE_D
+from .timeline import PAGE as TIMELINE
+
+PAGES: dict[str, Page] = {page.path: page for page in (OVERVIEW, HEATMAP, TIMELINE, THREE_D, SQL)}
+"""In the order of the navigation."""

@@ -1,0 +1,98 @@
+"""Overview: the verdict, then the run's headline numbers and curves, and what is wrong with the data itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+from dash.development.base_component import Component
+
+from ...collectors.store import Attempt
+from ..components import Rendered, facts, hint, milliseconds, number, table, utc, widget
+from ..curves import Headline, headline
+from ..shell import job_controls
+from ..verdicts import verdict_banners
+from ..view import View
+from ..workbench import Workbench
+from .page import Page
+
+
+def frame(view: View, bench: Workbench) -> Component:
+    """The run and attempt selectors."""
+    return job_controls(view, bench)
+
+
+def body(view: View, bench: Workbench) -> Rendered:
+    """Verdicts, headline numbers, curves, faults and damage."""
+    attempt = bench.attempt(view)
+    banners, pending = verdict_banners(bench, attempt, view, both=True)
+    head = bench.cached(("headline", attempt.run, attempt.attempt), lambda: headline(bench.store, attempt))
+    source = view.same_job().url("/data/curves", run=attempt.run, attempt=attempt.attempt)
+    children: list[Component] = [
+        facts(_facts(bench, attempt, head)),
+        widget("curves", f"{source}&v={bench.stamp()}", height=330),
+        *_damage(bench),
+        *_faults(bench, attempt),
+    ]
+    return Rendered(banners, children, pending)
+
+
+def _facts(bench: Workbench, attempt: Attempt, head: Headline) -> list[tuple[str, str, str]]:
+    day, _, time = utc(attempt.start_ns).removesuffix(" UTC").partition(" ")
+    layout = " · ".join(f"{axis}{size}" for axis, size in attempt.layout.items()) or "unknown layout"
+    ranks = f"{head.ranks} of {attempt.world_size}" if attempt.world_size else f"{head.ranks}"
+    return [
+        ("step", "last step", number(head.last_step)),
+        ("loss", f"loss at step {head.loss_step}" if head.loss is not None else "loss", number(head.loss)),
+        ("throughput", "tokens/s", number(head.tokens_per_second, 4)),
+        ("mfu", "MFU", f"{head.mfu:.1%}" if head.mfu is not None else "unknown"),
+        ("grad_norm", "gradient norm", number(head.grad_norm)),
+        ("step_time", "step time (median)", milliseconds(head.step_ns)),
+        ("ranks", f"ranks with data, {layout}", ranks),
+        ("hosts", "hosts", number(head.hosts)),
+        ("start", f"start, {day} UTC", time),
+    ]
+
+
+def _damage(bench: Workbench) -> list[Component]:
+    damaged = bench.store.damaged
+    if not damaged:
+        return []
+    rows = [{"path": str(file.path), "reason": file.reason} for file in damaged[:50]]
+    return [
+        html.H2(f"Damaged files ({len(damaged)}): left out of everything shown here"),
+        table({"path": "file", "reason": "what is wrong"}, rows, name="damaged"),
+    ]
+
+
+def _faults(bench: Workbench, attempt: Attempt) -> list[Component]:
+    rows = bench.cached(
+        ("faults", attempt.run, attempt.attempt), lambda: bench.store.read("faults", attempt).to_pylist()
+    )
+    if not rows:
+        return []
+    columns = {"fault": "fault", "kind": "kind", "ranks": "ranks", "segment": "segment", "factor": "factor"}
+    return [
+        html.H2("Faults put in on purpose"),
+        table({**columns, "steps": "steps"}, [_fault(row) for row in rows], name="faults"),
+        hint("This run carries these faults by its own configuration: a demonstration or a test."),
+    ]
+
+
+def _fault(row: dict[str, Any]) -> dict[str, Any]:
+    last = row["last_step"]
+    steps = f"{number(row['first_step'])} to {'the end' if last is None else last}"
+    ranks = ", ".join(str(rank) for rank in row["ranks"] or ()) or None
+    where = row["segment"] or row["link"] or row["host"] or "all"
+    factor = None if row["factor"] is None else f"x{row['factor']:g}"
+    return {
+        "fault": row["fault"],
+        "kind": row["kind"],
+        "ranks": ranks,
+        "segment": where,
+        "factor": factor,
+        "steps": steps,
+    }
+
+
+PAGE = Page("/", "Overview", frame, body)

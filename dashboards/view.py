@@ -1,0 +1,162 @@
+"""What a page shows, as it stands in the URL: parsed strictly, written back without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from ..profiler.errors import UsageError
+
+METRICS = {
+    "self": "self time (without children and waiting)",
+    "duration": "duration (with children and waiting)",
+    "exposed": "exposed waiting",
+    "count": "number of spans",
+}
+SHOWN = {
+    "ratio": "ratio to peers",
+    "value": "value",
+    "z": "z (distance from peers in their spread)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that the URL can hold. None (or empty) means: the page's own choice.
+
+    ``steps`` and ``zoom`` are inclusive; ``zoom`` is (first row, last row, first step, last step) of the heatmap,
+    ``t`` the seconds from and to that the timeline shows, counted from its first span.
+    """
+
+    run: str | None = None
+    attempt: int | None = None
+    segment: str | None = None
+    metric: str | None = None
+    show: str | None = None
+    order: str | None = None
+    steps: tuple[int, int] | None = None
+    rank: int | None = None
+    axis: str | None = None
+    ranks: tuple[int, ...] = ()
+    find: str | None = None
+    moment: int | None = None
+    around: str | None = None
+    q: str | None = None
+    zoom: tuple[int, ...] | None = None
+    t: tuple[float, float] | None = None
+
+    def search(self) -> str:
+        """The query part of the URL, with its question mark; empty if nothing was chosen."""
+        pairs = [(field.name, _written(field.name, getattr(self, field.name))) for field in fields(self)]
+        query = urlencode([(name, text) for name, text in pairs if text], safe=":,")
+        return f"?{query}" if query else ""
+
+    def url(self, path: str, **changes: Any) -> str:
+        """The address of a page at this view with some values changed."""
+        return path + replace(self, **changes).search()
+
+    def same_job(self) -> View:
+        """Only the run and the attempt: what a link to another page carries along."""
+        return View(run=self.run, attempt=self.attempt)
+
+
+def _written(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        parts = [f"{item:.9g}" if isinstance(item, float) else str(item) for item in value]
+        return ("," if name == "ranks" else ":").join(parts)
+    return str(value)
+
+
+def parse_view(search: str | None) -> View:
+    """Read the query part of a URL. Raises UsageError naming the parameter, its value and what is accepted."""
+    values: dict[str, Any] = {}
+    for name, text in parse_qsl((search or "").removeprefix("?"), keep_blank_values=True):
+        if name not in _PARSERS:
+            known = ", ".join(sorted(_PARSERS))
+            raise UsageError(f"The address has a parameter {name!r} that no page knows. Known are: {known}.")
+        if text:
+            values[name] = _parse(name, text)
+    return View(**values)
+
+
+def _parse(name: str, text: str) -> Any:
+    parser, wanted = _PARSERS[name]
+    try:
+        return parser(text)
+    except ValueError:
+        shown = text if len(text) <= 40 else text[:40] + "..."
+        raise UsageError(f"The address has {name}={shown!r}, but {name} must be {wanted}.") from None
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 0 or number >= 2**63:
+        raise ValueError
+    return number
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    pair = (_whole(first), _whole(last or first))
+    if pair[0] > pair[1]:
+        raise ValueError
+    return pair
+
+
+def _four(text: str) -> tuple[int, ...]:
+    numbers = tuple(_whole(part) for part in text.split(":"))
+    if len(numbers) != 4:
+        raise ValueError
+    return numbers
+
+
+def _seconds(text: str) -> tuple[float, float]:
+    first, _, last = text.partition(":")
+    pair = (float(first), float(last))
+    if not (-1e12 < pair[0] < pair[1] < 1e12):
+        raise ValueError
+    return pair
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    ranks: dict[int, None] = {}
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        start, end = _whole(first), _whole(last or first)
+        if end < start or end - start > 4096:
+            raise ValueError
+        ranks.update(dict.fromkeys(range(start, end + 1)))
+    return tuple(ranks)
+
+
+def _one_of(words: dict[str, str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return parse
+
+
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "run": (str, "the name of a run"),
+    "attempt": (_whole, "a whole number, such as 0"),
+    "segment": (str, "the name of a segment"),
+    "metric": (_one_of(METRICS), "one of " + ", ".join(METRICS)),
+    "show": (_one_of(SHOWN), "one of " + ", ".join(SHOWN)),
+    "order": (str, "rank, host or an axis"),
+    "steps": (_range, "a step or a range of steps, such as 20:40"),
+    "rank": (_whole, "a rank, such as 5"),
+    "axis": (str, "an axis of the mesh, or all"),
+    "ranks": (_ranks, "a list of ranks, such as 0,5,8-15"),
+    "find": (str, "a text"),
+    "moment": (_whole, "a moment in UTC nanoseconds"),
+    "around": (str, "all or involved"),
+    "q": (str, "an SQL query"),
+    "zoom": (_four, "four whole numbers, such as 0:63:20:40"),
+    "t": (_seconds, "two numbers of seconds, such as 0.5:1.25"),
+}

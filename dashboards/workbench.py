@@ -1,0 +1,152 @@
+"""The pages' one way to the store: results cached by its version, computed once, slow ones in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from ..collectors.store import Attempt, Store
+from ..profiler.errors import MegascopeError
+from .view import View
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+REFRESH_S = 1.0
+CACHED_RESULTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Latest(Generic[T]):
+    """A background result: the last value (of whatever version), how old it is, and whether a newer one is coming."""
+
+    value: T | None
+    age_s: float | None
+    pending: bool
+    error: str | None
+
+
+@dataclass(slots=True)
+class _Background:
+    value: Any = None
+    version: Hashable = None
+    done_at: float | None = None
+    cost_s: float = 0.0
+    error: str | None = None
+    future: Future[None] | None = None
+
+    def may_start(self) -> bool:
+        """Whether none is running and the last one's cost has been rested, so that it takes half of a core at most."""
+        if self.future is not None and not self.future.done():
+            return False
+        return self.done_at is None or time.monotonic() - self.done_at >= self.cost_s
+
+
+class Workbench:
+    """Shared by all pages and requests; safe to use from many threads."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._lock = threading.Lock()
+        self._refresh_lock = threading.Lock()
+        self._results: OrderedDict[Hashable, Future[Any]] = OrderedDict()
+        self._results_of: Hashable = None
+        self._background: OrderedDict[Hashable, _Background] = OrderedDict()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="megascope-analysis")
+        self._refreshed_at = 0.0
+        self._version: Hashable = store.version()
+
+    def version(self) -> Hashable:
+        """The store's version now; the manifests are read again at most once a second."""
+        with self._refresh_lock:
+            if time.monotonic() - self._refreshed_at >= REFRESH_S:
+                self.store.refresh()
+                self._version = self.store.version()
+                self._refreshed_at = time.monotonic()
+            return self._version
+
+    def stamp(self) -> str:
+        """The version as a short text, for addresses that shall change with the data."""
+        return f"{hash(self.version()) & 0xFFFFFFFF:x}"
+
+    def attempt(self, view: View) -> Attempt:
+        """The attempt that a view means. Raises UsageError naming what exists."""
+        self.version()
+        return self.store.attempt(view.run, view.attempt)
+
+    def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The result of ``compute`` at the store's version: computed once, also when many ask at the same time."""
+        version = self.version()
+        full_key = (version, key)
+        with self._lock:
+            if version != self._results_of:
+                self._results.clear()
+                self._results_of = version
+            future = self._results.get(full_key)
+            mine = future is None
+            if future is None:
+                future = self._results[full_key] = Future()
+                while len(self._results) > CACHED_RESULTS:
+                    self._results.popitem(last=False)
+            self._results.move_to_end(full_key)
+        if mine:
+            try:
+                future.set_result(compute())
+            except BaseException as error:
+                with self._lock:
+                    self._results.pop(full_key, None)
+                future.set_exception(error)
+        return cast("T", future.result())
+
+    def latest(self, key: Hashable, compute: Callable[[], T], *, wait_s: float = 0.0) -> Latest[T]:
+        """The last result of a slow ``compute``; a newer store starts it again, one at a time, never piling up.
+
+        Waits up to ``wait_s`` for the first result. An error of ``compute`` becomes the sentence ``error``.
+        """
+        version = self.version()
+        with self._lock:
+            entry = self._background.setdefault(key, _Background())
+            self._background.move_to_end(key)
+            while len(self._background) > CACHED_RESULTS:
+                self._background.popitem(last=False)
+            if entry.version != version and entry.may_start():
+                entry.future = self._pool.submit(self._run, entry, version, compute)
+            future = entry.future
+        if wait_s > 0 and entry.done_at is None and future is not None:
+            _wait(future, wait_s)
+        with self._lock:
+            age = None if entry.done_at is None else time.monotonic() - entry.done_at
+            pending = entry.future is not None and not entry.future.done()
+            return Latest(entry.value, age, pending, entry.error)
+
+    def close(self) -> None:
+        """Stop the background work."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, entry: _Background, version: Hashable, compute: Callable[[], Any]) -> None:
+        value, error = None, None
+        begun = time.monotonic()
+        try:
+            value = compute()
+        except MegascopeError as problem:
+            error = str(problem)
+        except Exception as problem:
+            log.exception("A background analysis failed")
+            error = f"The analysis failed ({type(problem).__name__}: {problem}). The server's log has the details."
+        with self._lock:
+            entry.error, entry.version, entry.done_at = error, version, time.monotonic()
+            entry.cost_s = entry.done_at - begun
+            entry.value = value if error is None else entry.value
+
+
+def _wait(future: Future[None], timeout_s: float) -> None:
+    try:
+        future.exception(timeout_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,82 @@
+"""The address holds the whole view: written and read back without loss, and refused with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megascope.dashboards.view import METRICS, SHOWN, View, parse_view
+from megascope.profiler.errors import UsageError
+
+numbers = st.integers(0, 2**40)
+texts = st.text(min_size=1, max_size=40)
+ranges = st.tuples(numbers, numbers).map(lambda pair: (min(pair), max(pair)))
+
+views = st.builds(
+    View,
+    run=st.none() | texts,
+    attempt=st.none() | numbers,
+    segment=st.none() | texts,
+    metric=st.none() | st.sampled_from(sorted(METRICS)),
+    show=st.none() | st.sampled_from(sorted(SHOWN)),
+    order=st.none() | texts,
+    steps=st.none() | ranges,
+    rank=st.none() | numbers,
+    axis=st.none() | texts,
+    ranks=st.lists(numbers, unique=True, max_size=5).map(tuple),
+    find=st.none() | texts,
+    moment=st.none() | numbers,
+    around=st.none() | texts,
+    q=st.none() | texts,
+    zoom=st.none() | st.tuples(numbers, numbers, numbers, numbers),
+)
+
+
+@given(views)
+def test_a_view_survives_the_address(view: View) -> None:
+    assert parse_view(view.search()) == view
+
+
+def test_ranks_may_be_given_as_ranges() -> None:
+    assert parse_view("?ranks=0,5,8-10,5").ranks == (0, 5, 8, 9, 10)
+
+
+def test_a_single_step_is_a_range() -> None:
+    assert parse_view("?steps=7").steps == (7, 7)
+
+
+def test_an_empty_parameter_is_as_good_as_none() -> None:
+    assert parse_view("?steps=&rank=") == View()
+
+
+def test_a_link_to_another_page_carries_the_job_only() -> None:
+    view = parse_view("?run=a&attempt=1&segment=forward&steps=3")
+    assert view.same_job().url("/3d", rank=5) == "/3d?run=a&attempt=1&rank=5"
+
+
+@pytest.mark.parametrize(
+    ("search", "part"),
+    [
+        ("?rank=x", "rank='x'"),
+        ("?rank=-1", "a rank, such as 5"),
+        ("?steps=9:3", "steps='9:3'"),
+        ("?zoom=1:2", "four whole numbers"),
+        ("?t=2:1", "two numbers of seconds"),
+        ("?t=nan:1", "two numbers of seconds"),
+        ("?ranks=0-99999999", "a list of ranks"),
+        ("?metric=speed", "one of self, duration, exposed, count"),
+        ("?attempt=99999999999999999999", "attempt"),
+        ("?stepz=3", "'stepz' that no page knows"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_what_is_accepted(search: str, part: str) -> None:
+    with pytest.raises(UsageError, match=r"The address has") as caught:
+        parse_view(search)
+    assert part in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_long_wrong_value_is_cut_in_the_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_view("?rank=" + "z" * 10_000)
+    assert len(str(caught.value)) < 200

@@ -1,0 +1,129 @@
+"""Results are computed once for a version of the store, and slow analyses never pile up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from megascope.collectors.store import Store
+from megascope.dashboards import workbench
+from megascope.dashboards.view import View
+from megascope.dashboards.workbench import Workbench
+from megascope.profiler.errors import MegascopeError, UsageError
+from support.synthetic_store import START_NS, SyntheticJob, write_synthetic_store
+
+Counter = Callable[[], int]
+
+
+def counter(delay_s: float = 0.0) -> tuple[Counter, list[float]]:
+    """A function that counts its calls, and the list of them."""
+    calls: list[float] = []
+
+    def compute() -> int:
+        time.sleep(delay_s)
+        calls.append(time.monotonic())
+        return len(calls)
+
+    return compute, calls
+
+
+def grow(root: Path, attempt: int) -> None:
+    write_synthetic_store(root, SyntheticJob(steps=2, attempt=attempt, first_ns=START_NS + attempt * 10**12))
+
+
+@pytest.fixture
+def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(workbench, "REFRESH_S", 0.0)
+    grow(tmp_path / "store", 0)
+    return tmp_path / "store"
+
+
+def test_many_who_ask_at_once_share_one_computation(bench: Workbench) -> None:
+    compute, calls = counter(0.05)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: bench.cached("key", compute), range(8)))
+    assert found == [1] * 8
+    assert len(calls) == 1
+
+
+def test_an_error_reaches_everybody_and_is_not_kept(bench: Workbench) -> None:
+    def fail() -> int:
+        raise MegascopeError("no")
+
+    for _ in range(2):
+        with pytest.raises(MegascopeError, match="no"):
+            bench.cached("fails", fail)
+    assert bench.cached("fails", lambda: 3) == 3
+
+
+def test_a_new_version_of_the_store_computes_again(growing: Path) -> None:
+    with Store(growing) as store:
+        bench = Workbench(store)
+        compute, calls = counter()
+        assert [bench.cached("key", compute) for _ in range(3)] == [1, 1, 1]
+        stamp = bench.stamp()
+        grow(growing, 1)
+        assert bench.cached("key", compute) == 2
+        assert bench.stamp() != stamp
+        assert len(calls) == 2
+        bench.close()
+
+
+def test_a_slow_analysis_runs_once_at_a_time_and_its_last_result_stays(growing: Path) -> None:
+    with Store(growing) as store:
+        bench = Workbench(store)
+        release = threading.Event()
+        running: list[int] = []
+
+        def slow() -> int:
+            running.append(1)
+            release.wait(5)
+            return len(running)
+
+        first = bench.latest("slow", slow)
+        assert (first.value, first.pending) == (None, True)
+        for attempt in range(1, 4):
+            grow(growing, attempt)
+            assert bench.latest("slow", slow).pending
+        assert len(running) == 1
+        release.set()
+        assert bench.latest("slow", slow, wait_s=5).value == 1
+        deadline = time.monotonic() + 5
+        while bench.latest("slow", slow).value != 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        later = bench.latest("slow", slow)
+        assert later.value == 2, "the newer store was not analysed"
+        assert later.age_s is not None
+        bench.close()
+
+
+def test_a_failed_analysis_keeps_the_last_value_and_says_why(growing: Path) -> None:
+    with Store(growing) as store:
+        bench = Workbench(store)
+        answers = iter([7])
+
+        def once() -> int:
+            found = next(answers, None)
+            if found is None:
+                raise MegascopeError("The data are gone.")
+            return found
+
+        assert bench.latest("key", once, wait_s=5).value == 7
+        grow(growing, 1)
+        deadline = time.monotonic() + 5
+        while bench.latest("key", once).error is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = bench.latest("key", once)
+        assert (found.value, found.error) == (7, "The data are gone.")
+        bench.close()
+
+
+def test_the_newest_attempt_is_taken_and_what_does_not_exist_is_named(bench: Workbench) -> None:
+    assert bench.attempt(View()).run == "synthetic"
+    assert bench.attempt(View(run="older run/ü")).run == "older run/ü"
+    with pytest.raises(UsageError, match="has no run 'x'"):
+        bench.attempt(View(run="x"))
