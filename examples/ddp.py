@@ -3,10 +3,11 @@
 import os
 import time
 
-import megascope
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+import megascope
 
 
 def main() -> None:

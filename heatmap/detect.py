@@ -45,6 +45,8 @@ class Thresholds:
     min_excess_share: float = 0.01
     """Excess over the peers, as a share of the step's time."""
     min_steps: int = 10
+    healthy_steps: int = 30
+    """Before anybody is called healthy: twice the shortest stretch, or what began late would go unseen."""
     stall_steps: float = 10.0
     """A single stall is named from this many steps' time on."""
 

@@ -81,6 +81,8 @@ def judge(seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> Ju
         first, last = seen.warm_up[0], seen.warm_up[-1]
         which = f"step {first} is" if first == last else f"steps {first} to {last} are"
         notes.append(Abstention("warm-up", f"{which} left out: the first steps of an attempt are unlike the others"))
+    reason = f"a delay of fewer than {thresholds.min_length} steps is not looked for, unless a single step stalls"
+    notes.append(Abstention("short-trouble", reason))
     outcome = Outcome.FINDINGS if findings else Outcome.INSUFFICIENT if blocking else Outcome.HEALTHY
     return Judgement(outcome, tuple(findings), tuple(_unique([*blocking, *notes])))
 
@@ -91,8 +93,8 @@ def _data_missing(seen: Observations, thresholds: Thresholds) -> list[Abstention
     if not seen.cells:
         where = f" ({', '.join(seen.unmeasured)} ran, but without times that can be trusted)" if seen.unmeasured else ""
         reasons.append(Abstention("events", f"no timed span of work in these steps and ranks{where}"))
-    if len(seen.steps) < thresholds.min_steps and seen.cells:
-        reason = f"only {len(seen.steps)} steps after warm-up, at least {thresholds.min_steps} are needed"
+    if len(seen.steps) < thresholds.healthy_steps and seen.cells:
+        reason = f"only {len(seen.steps)} steps after warm-up, at least {thresholds.healthy_steps} are needed"
         reasons.append(Abstention("steps", reason))
     if seen.missing_count:
         named = f" (rank {', '.join(str(rank) for rank in seen.missing[:8])})" if seen.missing else ""

@@ -45,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename} cannot be used ({error.strerror}): check the path and its permissions.", 1)
     return result if isinstance(result, int) else 0
 
 

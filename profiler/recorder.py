@@ -34,7 +34,9 @@ from .span import DeviceTimer, Span, Writer
 from .vocabulary import STATUS_CODES, Status
 
 _now, _pack_begin, _pack_end = time.monotonic_ns, BEGIN.pack_into, END.pack_into
-_OK, _UNMEASURED, _ABORTED = (STATUS_CODES.index(s) for s in (Status.OK, Status.UNMEASURED, Status.ABORTED))
+OK, _UNMEASURED = STATUS_CODES.index(Status.OK), STATUS_CODES.index(Status.UNMEASURED)
+ABORTED = STATUS_CODES.index(Status.ABORTED)
+"""Status of a span that an exception ended: its time is not that of its work."""
 
 
 class _SpanContext:
@@ -47,8 +49,8 @@ class _SpanContext:
         self.span = self._recorder.begin(*self._arguments)
         return self.span
 
-    def __exit__(self, *_: object) -> None:
-        self._recorder.end(self.span)
+    def __exit__(self, error: object, *_: object) -> None:
+        self._recorder.end(self.span, OK if error is None else ABORTED)
 
 
 class Recorder(Annotations):
@@ -126,7 +128,7 @@ class Recorder(Annotations):
         writer.top = span
         return span
 
-    def end(self, span: Span, status: int = _OK) -> None:
+    def end(self, span: Span, status: int = OK) -> None:
         """End a span, on any thread; a second end does nothing."""
         now = _now()
         origin = span.writer
@@ -139,6 +141,7 @@ class Recorder(Annotations):
         if parent is not None and not parent.on_device:
             parent.child_ns += duration
         if span.on_device:
+            span.status = status
             self.device.mark(span, "end_ns", span.cuda_stream, last=True)  # type: ignore[union-attr]
             return
         self._finish(span, span.begun_ns, duration, duration - span.child_ns, ABSENT_I64, status)
@@ -175,7 +178,7 @@ class Recorder(Annotations):
         duration = now - span.begun_ns
         if span.slot >= 0:
             END.pack_into(
-                self._map, span.slot + BEGIN_BYTES, span.begun_ns, duration, duration, ABSENT_I64, _OK, 0, span.serial
+                self._map, span.slot + BEGIN_BYTES, span.begun_ns, duration, duration, ABSENT_I64, OK, 0, span.serial
             )
             self._map[span.slot + ENDED_OFFSET] = 1
         self.completed(span)
@@ -212,10 +215,10 @@ class Recorder(Annotations):
             return
         end_ns = span.end_ns
         if end_ns is None:
-            self._finish(span, span.begun_ns, ABSENT_I64, ABSENT_I64, exposed_ns, _ABORTED)
+            self._finish(span, span.begun_ns, ABSENT_I64, ABSENT_I64, exposed_ns, ABORTED)
         else:
             duration = end_ns - span.begun_ns
-            self._finish(span, span.begun_ns, duration, duration, exposed_ns, _OK)
+            self._finish(span, span.begun_ns, duration, duration, exposed_ns, OK)
 
     def innermost(self) -> Span | None:
         """The innermost open span of the calling thread."""
@@ -309,8 +312,8 @@ class Recorder(Annotations):
             return
         self.completed(span)
         duration = span.end_ns - span.start_ns
-        exposed = getattr(span, "exposed_ns", ABSENT_I64)
-        self._finish(span, span.start_ns, duration, duration - span.child_ns, exposed, _OK)
+        exposed, status = getattr(span, "exposed_ns", ABSENT_I64), getattr(span, "status", OK)
+        self._finish(span, span.start_ns, duration, duration - span.child_ns, exposed, status)
 
     def _stream(self, cuda_stream: Any) -> int:
         index, name = self.device.stream_index(cuda_stream)  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from .box import ABSENT_I16, ABSENT_I32
 from .identity import identify
 from .null import NullRecorder
 from .opening import RecorderSettings, default_spool, open_recorder
-from .recorder import Recorder
+from .recorder import ABORTED, OK, Recorder
 from .topology import Topology
 from .vocabulary import SegmentKind
 
@@ -115,8 +115,8 @@ class Segment:
             ABSENT_I16 if self._chunk is None else self._chunk,
         )
 
-    def __exit__(self, *_: object) -> None:
-        self._recorder.end(self._span)  # type: ignore[arg-type]
+    def __exit__(self, error: object, *_: object) -> None:
+        self._recorder.end(self._span, OK if error is None else ABORTED)  # type: ignore[arg-type]
 
 
 def segment(

@@ -40,6 +40,7 @@ class Span:
         "serial",
         "slot",
         "start_ns",
+        "status",
         "wait_parent",
         "wait_start_ns",
         "writer",
@@ -60,6 +61,7 @@ class Span:
     serial: int
     slot: int
     start_ns: int
+    status: int
     wait_parent: Span | None
     wait_start_ns: int
     writer: Writer

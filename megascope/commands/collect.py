@@ -16,7 +16,9 @@ def collect(
     *,
     store: Annotated[Path, Parameter(help="Folder to write the tables to.")],
     idle_exit: Annotated[float | None, Parameter(help="End when nothing was left for so many seconds.")] = None,
-    quota_gib: Annotated[float | None, Parameter(help="Most that the store may grow to; 20 by default.")] = None,
+    quota_gib: Annotated[
+        float | None, Parameter(help="Most that the store may grow to: by default 20, or a tenth of the disk if less.")
+    ] = None,
 ) -> int:
     """Run this host's agent: it turns black boxes into tables, and samples what is in flight.
 
@@ -31,6 +33,6 @@ def collect(
         spool=spool or default_spool(store),
         store=store,
         idle_exit_s=idle_exit,
-        **({} if quota_gib is None else {"quota_bytes": int(quota_gib * 2**30)}),
+        quota_bytes=None if quota_gib is None else int(quota_gib * 2**30),
     )
     return run_agent(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -52,9 +52,14 @@ def load_training(path: Path, overrides: Sequence[str]) -> TrainConfig:
     """The configuration in a file, changed by flags; a sentence where torch is not installed."""
     from ..trainer.config import load_config  # noqa: PLC0415
 
-    if importlib.util.find_spec("torch") is None:
-        raise MegascopeError("Training needs torch, which is not installed: pip install 'megascope[trainer]'.")
-    return load_config(path, overrides)
+    config = load_config(path, overrides)
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise MegascopeError(
+            f"Training needs {error.name}, which is not installed: pip install 'megascope[trainer]'."
+        ) from None
+    return config
 
 
 def with_place(config: TrainConfig, name: str) -> TrainConfig:
@@ -85,6 +90,7 @@ def run_job(config: TrainConfig, nproc: int | None) -> int:
     agent = None
     if config.record.enabled:
         assert config.record.spool is not None
+        config.record.store.mkdir(parents=True, exist_ok=True)  # a path that cannot be used is said before training
         agent = start_agent(config.record.spool, str(config.record.store.absolute()))
         sys.stdout.write(f"run {config.record.run}, attempt {config.record.attempt}: store {config.record.store}\n")
         sys.stdout.flush()

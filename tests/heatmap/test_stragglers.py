@@ -93,7 +93,7 @@ def test_steps_and_ranks_can_be_chosen(slow_store: Store) -> None:
 
 
 def test_an_even_job_is_healthy(tmp_path: Path) -> None:
-    verdict = verdict_of(tmp_path, SyntheticJob(steps=30))
+    verdict = verdict_of(tmp_path, SyntheticJob(steps=33))
     assert verdict.verdict == Outcome.HEALTHY
     assert verdict.sentence() == "No rank is slower than its peers."
 
@@ -102,11 +102,12 @@ def test_an_even_job_is_healthy(tmp_path: Path) -> None:
     ("job", "reason"),
     [
         (SyntheticJob(steps=8), "only 7 steps after warm-up"),
+        (SyntheticJob(steps=20, slow=Slow(5, 1.4, 12)), "at least 30 are needed"),
         (SyntheticJob(steps=30, layout={"pp": 4}), "fewer than two ranks of a stage"),
         (SyntheticJob(steps=30, missing=[(3, step) for step in range(30)]), "1 ranks of the job have no data (rank 3)"),
         (SyntheticJob(steps=30, layout={"dp": 1}), "single rank has no peers"),
     ],
-    ids=["few-steps", "no-peers", "missing-rank", "one-rank"],
+    ids=["few-steps", "began-late", "no-peers", "missing-rank", "one-rank"],
 )
 def test_without_evidence_nobody_is_called_healthy(tmp_path: Path, job: SyntheticJob, reason: str) -> None:
     verdict = verdict_of(tmp_path, job)
@@ -141,7 +142,7 @@ def test_unmeasured_segments_are_told_and_not_counted_as_zero(tmp_path: Path) ->
 def test_communication_times_accuse_nobody(tmp_path: Path) -> None:
     """The last to arrive has the shortest collective; whoever has the longest only waits."""
     spans = []
-    for step in range(30):
+    for step in range(33):
         for rank in range(4):
             wait = 50.0 if rank == 2 else 5.0
             spans.append(Span(rank, step, "forward", step * 100, 20.0 + 0.1 * ((rank + step) % 3)))
@@ -154,7 +155,7 @@ def test_communication_times_accuse_nobody(tmp_path: Path) -> None:
 def test_names_are_data(tmp_path: Path) -> None:
     name = 'for\'ward "x"\n[bold]'
     spans = []
-    for step in range(30):
+    for step in range(33):
         for rank in range(4):
             spans.append(Span(rank, step, name, step * 100, 30.0 if rank == 1 else 20.0 + 0.1 * ((rank + step) % 3)))
             spans.append(Span(rank, step, "all_reduce", step * 100 + 50, 9, exposed_ms=9.0, kind="collective"))

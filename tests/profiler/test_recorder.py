@@ -113,6 +113,16 @@ def test_an_operation_that_never_ended_is_aborted_not_zero(recorded: Recorded) -
     assert STATUS_CODES[record["status"]] is Status.ABORTED
 
 
+def test_a_span_that_an_exception_ends_is_aborted(recorded: Recorded) -> None:
+    recorder = recorded.recorder
+    segment = recorder.segment("forward")
+    with pytest.raises(ValueError, match="lost"), recorder.span(segment):
+        raise ValueError("lost")
+    with recorder.span(segment):
+        pass
+    assert [STATUS_CODES[record["status"]] for record in recorded.spans()] == [Status.ABORTED, Status.OK]
+
+
 def test_overlapping_spans_and_double_ends_do_no_harm(recorded: Recorded) -> None:
     recorder = recorded.recorder
     a, b, c = (recorder.segment(name) for name in "abc")
