@@ -12,10 +12,11 @@ help:  ## Show what can be made
 setup: $(VENV)/.installed  ## Make the virtual environment and install megascope with everything it needs
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[all,dev]'
-	touch $@
+	@echo "Installing into $(VENV): a few minutes the first time, nothing afterwards"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[all,dev]'
+	@touch $@
 
 demo: setup  ## Train a small model 3D-parallel here, print the straggler report, serve the dashboards
 	$(BIN)/megascope demo $(if $(filter 0,$(DEMO_SERVE)),--no-serve)

@@ -71,10 +71,10 @@ def print_json(value: Any) -> None:
 
 
 def print_report(renderable: Any) -> None:
-    """A report for people, on stdout: as wide as the terminal, and never narrower than 100 columns in a file."""
+    """A report for people, on stdout: as wide as the terminal, 120 columns in a file."""
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=100)
+        console = Console(highlight=False, width=120)
     console.print(renderable)
