@@ -39,7 +39,14 @@ def paired_overhead(pairs: int = PAIRS) -> PairedOverhead:
     """Train pairs of runs in this process, in random order inside a pair; CPU time, since the machine is shared."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(
+        CUDA_VISIBLE_DEVICES="",
+        RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+        GLOO_SOCKET_IFNAME="lo",
+    )
     order = random.Random(0)
     ratios, bare_ms, spans = [], [], []
     losses: set[tuple[float, ...]] = set()

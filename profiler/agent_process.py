@@ -1,29 +1,85 @@
-"""Starting the host's agent as a process of its own, so that it outlives the rank that started it."""
+"""The host's agent as a process of its own: started so that it outlives the rank, and started again if it dies."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from .null import NullRecorder
+from .recorder import Recorder
 
-def start_agent(spool: Path, store: str, *, idle_exit_s: float = 30.0) -> subprocess.Popen[bytes]:
-    """Start ``megascope collect`` for this host; a second agent on the same spool ends by itself.
+log = logging.getLogger(__name__)
+
+CHECK_INTERVAL_NS = 10_000_000_000
+IDLE_EXIT_S = 30.0
+
+
+class HostAgent:
+    """``megascope collect`` for this host; a second one on the same spool ends by itself.
 
     It gets a session of its own: Ctrl-C in the terminal ends the ranks first, and the agent drains what they left.
     Its messages go to ``agent.log`` in the spool.
     """
-    spool.mkdir(parents=True, exist_ok=True)
-    # -P: what lies in the job's working folder must not be imported in place of a library.
-    command = [sys.executable, "-P", "-m", "megascope", "collect", str(spool), "--store", store]
-    with (spool / "agent.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, "--idle-exit", str(idle_exit_s)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+
+    def __init__(self, spool: Path, store: Path, *, idle_exit_s: float = IDLE_EXIT_S) -> None:
+        self._spool, self._store, self._idle_exit_s = spool, store, idle_exit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next_check_ns = 0
+
+    def start(self) -> None:
+        """Start it; where that fails, warn: what is recorded stays in the spool."""
+        # -P: what lies in the job's working folder must not be imported in place of a library.
+        command = [sys.executable, "-P", "-m", "megascope", "collect", str(self._spool), "--store", str(self._store)]
+        self._next_check_ns = time.monotonic_ns() + CHECK_INTERVAL_NS
+        try:
+            self._spool.mkdir(parents=True, exist_ok=True)
+            with (self._spool / "agent.log").open("ab") as messages:
+                self._process = subprocess.Popen(
+                    [*command, "--idle-exit", str(self._idle_exit_s)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=messages,
+                    stderr=messages,
+                    start_new_session=True,
+                    cwd="/",
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+        except OSError as error:
+            log.warning("The agent cannot be started (%s): nothing is written to %s.", error, self._store)
+
+    def ensure(self) -> None:
+        """Start it again if it has ended; looks every 10 s, however often it is called."""
+        if time.monotonic_ns() < self._next_check_ns:
+            return
+        self._next_check_ns = time.monotonic_ns() + CHECK_INTERVAL_NS
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+
+    def end(self, patience_s: float = 60.0) -> bool:
+        """Let it write what is left and end; False if it still writes after the time given."""
+        if self._process is None:
+            return True
+        self._process.terminate()
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Let it go on by itself: it ends once everything is written."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.returncode = 0  # or the interpreter warns at its exit of a child that still runs
+        self._process = None
+
+
+def serve_fallback(recorder: Recorder | NullRecorder, spool: Path, store: Path) -> HostAgent | None:
+    """Start an agent for the spool that a recorder had to fall back to; None where it is in its own, or is off."""
+    if not isinstance(recorder, Recorder) or recorder.spool is None or recorder.spool == spool:
+        return None
+    agent = HostAgent(recorder.spool, store)
+    agent.start()
+    return agent

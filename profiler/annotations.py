@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 MAX_SEGMENTS = 4096
 MAX_NAME_CHARACTERS = 1000
 OTHER_SEGMENTS = "(other segments)"
+_OF_STEPS = frozenset({MetadataKind.STEP, MetadataKind.METRICS})
+
 DEVICE_KINDS = frozenset(
     {SegmentKind.COMPUTE, SegmentKind.COLLECTIVE, SegmentKind.P2P, SegmentKind.OPTIMIZER, SegmentKind.EVAL}
 )
@@ -27,8 +29,8 @@ DEVICE_KINDS = frozenset(
 class Annotations:
     """The part of a recorder that writes metadata. Everything is written before any record uses its index."""
 
-    def __init__(self, metadata: MetadataWriter, layout: BoxLayout) -> None:
-        self.layout, self._metadata = layout, metadata
+    def __init__(self, metadata: MetadataWriter, steps: MetadataWriter, layout: BoxLayout) -> None:
+        self.layout, self._metadata, self._steps = layout, metadata, steps
         self._setup_lock = threading.RLock()
         self._segments: dict[tuple[str, str, str | None], int] = {}
         self._on_device: list[bool] = []
@@ -74,9 +76,16 @@ class Annotations:
                 self._groups[key] = index
             return index
 
-    def step_metrics(self, step: int, **metrics: float | None) -> None:
-        """Metrics of a step, as in the table ``steps``; None where this rank does not know one."""
-        known = {name: value for name, value in metrics.items() if value is not None}
+    def step_metrics(self, step: int, **metrics: Any) -> None:
+        """Metrics of a step, as in the table ``steps``: numbers or what `float` takes; None where not known."""
+        known = {}
+        for name, value in metrics.items():
+            if value is None:
+                continue
+            try:
+                known[name] = value if type(value) in {int, float} else float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                self._lose_metadata(f"the metric {name} of step {step}", error)
         if known:
             self._write_metadata(MetadataKind.METRICS, {"step": step, **known})
 
@@ -104,9 +113,14 @@ class Annotations:
         self._write_metadata(MetadataKind.EXCEPTION, values)
 
     def _write_metadata(self, kind: MetadataKind, values: Mapping[str, Any]) -> None:
+        writer = self._steps if kind in _OF_STEPS else self._metadata
         try:
-            self._metadata.write(kind, values)
-        except OSError as error:
-            self.metadata_lost += 1
-            if self.metadata_lost == 1:
-                log.warning("Cannot write %s (%s): training goes on, metadata is lost.", self._metadata.path, error)
+            writer.write(kind, values)
+        except (OSError, TypeError, ValueError) as error:
+            self._lose_metadata(str(writer.path), error)
+
+    def _lose_metadata(self, what: str, error: Exception) -> None:
+        """Count a line that is lost; training goes on."""
+        self.metadata_lost += 1
+        if self.metadata_lost == 1:
+            log.warning("Cannot record %s (%s): training goes on, metadata is lost.", what, error)

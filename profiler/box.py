@@ -34,7 +34,7 @@ ABSENT_INDEX = 2**32 - 1
 STATE_OPEN, STATE_CLOSED = 1, 2
 
 # Positions of the live 8-byte words in the header, counted in words.
-WORD_STATE, WORD_STEP, WORD_STEP_START, WORD_UNSLOTTED, WORD_HEADS = 32, 33, 34, 35, 64
+WORD_STATE, WORD_STEP, WORD_STEP_START, WORD_UNSLOTTED, WORD_METADATA_LOST, WORD_HEADS = 32, 33, 34, 35, 36, 64
 
 _HEADER = struct.Struct("<8sIIIIIIqqQQQQ")
 
@@ -87,7 +87,7 @@ assert RECORD.fields["ended"][1] == ENDED_OFFSET
 
 @dataclass(frozen=True, slots=True)
 class BoxLayout:
-    """Sizes of the regions: number of slots, rings, records in a ring, and groups."""
+    """Sizes of the regions: number of slots, rings (at most 64), records in a ring, and groups."""
 
     slots: int = 1024
     rings: int = 8
@@ -196,6 +196,11 @@ class BoxReader:
     def unslotted(self) -> int:
         """Spans that found no free in-flight slot: they are timed, but were not visible while open."""
         return int(self._words[WORD_UNSLOTTED])
+
+    @property
+    def metadata_lost(self) -> int:
+        """Metadata lines that could not be written."""
+        return int(self._words[WORD_METADATA_LOST])
 
     def head(self, ring: int) -> int:
         """Number of records ever written to a ring."""

@@ -19,7 +19,12 @@ REFERENCE_INTERVAL_NS = 400_000_000
 """Event times are float32 milliseconds: below a second a difference is good to 61 ns, at 10 s only to 1 us."""
 
 POLL_INTERVAL_S = 0.02
+MAX_FAILURES = 100
+"""Events that may fail in a row before the device counts as lost."""
+
 _SPINS = 200
+_CLOSED, _BROKEN = 1 << 30, 1 << 29
+"""Flags in ``Span.marks``, above the number of marks that are pending: no mark follows; one of them has no time."""
 
 
 class SpanSink(Protocol):
@@ -27,6 +32,12 @@ class SpanSink(Protocol):
 
     def finish_device_span(self, span: Span) -> None:
         """Write a span whose events have all been resolved."""
+
+    def give_up(self, span: Span) -> None:
+        """Write a span that has no times."""
+
+    def lose_device(self) -> None:
+        """The device cannot be timed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +58,11 @@ class _Mark:
 class CudaTimer:
     """Times spans with events on the streams that their work runs on.
 
-    ``cuda`` is `torch.cuda` or anything with its ``Event``, ``Stream`` and ``current_stream``. The constructor
-    synchronises once; nothing does afterwards: events are asked with ``query()``, by ``poll``. Times come out on the
-    host's monotonic clock: a reference event on a private stream that carries no work is recorded every 0.4 s, each is
-    chained to the one before in integer ns, and held between the host times just before and after it.
+    ``cuda`` is `torch.cuda` or anything with its ``Event``, ``Stream``, ``current_stream`` and
+    ``is_current_stream_capturing``. The constructor synchronises once; nothing does afterwards: events are asked with
+    ``query()``, by ``poll``. Times come out on the host's monotonic clock: a reference event on a private stream that
+    carries no work is recorded every 0.4 s, each is chained to the one before in integer ns, and held between the host
+    times just before and after it.
     """
 
     def __init__(self, cuda: Any, sink: SpanSink, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -59,6 +71,7 @@ class CudaTimer:
         self._queues: dict[Any, deque[_Mark]] = {}
         self._streams: dict[Any, tuple[int, str]] = {}
         self._stream = cuda.Stream()
+        self._failures = 0
         self.events_created = 0
         event = self._event()
         event.record(self._stream)
@@ -66,7 +79,7 @@ class CudaTimer:
         self._reference = _Reference(event, clock())
         self._candidate: tuple[Any, int] | None = None
         self._stop = threading.Event()
-        self._poll_lock = threading.Lock()
+        self._poll_lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def start_thread(self) -> None:
@@ -78,18 +91,22 @@ class CudaTimer:
         """Stop the thread and resolve what the device has finished within the time given."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
         deadline = time.monotonic() + timeout_s
         while self.poll() and time.monotonic() < deadline:
             time.sleep(0.005)
 
+    def hold(self) -> None:
+        """Ask nothing of any event until `release`: a query from another thread would break a graph capture."""
+        self._poll_lock.acquire()
+
+    def release(self) -> None:
+        """Go on after `hold`, on the same thread."""
+        self._poll_lock.release()
+
     def _run(self) -> None:
         while not self._stop.wait(POLL_INTERVAL_S):
-            try:
-                self.poll()
-            except RuntimeError:
-                log.exception("The device clock stopped: device times are missing from here on, training goes on.")
-                return
+            self.poll()
 
     # -- hot path -----------------------------------------------------------------------------------------------
 
@@ -106,21 +123,26 @@ class CudaTimer:
         """Record an event on a stream; once it is resolved its time goes into ``span.<field>``.
 
         ``exposed_ns`` receives the time since ``wait_start_ns``; ``last`` tells that no mark of the span follows.
+        Inside a graph capture, and where an event cannot be recorded, the span will have no times.
         """
         stream = self._cuda.current_stream() if cuda_stream is None else cuda_stream
-        event = self._event()
         try:
-            event.record(stream)
-        except RuntimeError:  # inside a graph capture or a compiled region: unmeasured, never 0
-            span.end_ns = None
-            if last:
-                self._sink.finish_device_span(span)
+            recorded = not self._cuda.is_current_stream_capturing()
+            if recorded:
+                event = self._event()
+                event.record(stream)
+        except RuntimeError:
+            recorded = False
+        if recorded:
+            span.marks += 1
+            queue = self._queues.get(stream)
+            if queue is None:
+                queue = self._queues.setdefault(stream, deque())
+            queue.append(_Mark(event, self._reference, span, field, last))
             return
-        span.marks += 1
-        queue = self._queues.get(stream)
-        if queue is None:
-            queue = self._queues.setdefault(stream, deque())
-        queue.append(_Mark(event, self._reference, span, field, last))
+        span.marks |= _BROKEN
+        if last:
+            self._close(span)
 
     def _event(self) -> Any:
         try:
@@ -134,29 +156,63 @@ class CudaTimer:
     def poll(self) -> int:
         """Resolve every event that is done; return how many are still pending."""
         with self._poll_lock:
-            self._advance_reference()
+            try:
+                self._advance_reference()
+            except RuntimeError:
+                self._failures += 1
             for queue in list(self._queues.values()):
-                while queue and queue[0].event.query():
+                while queue and self._is_done(queue[0]):
                     self._resolve(queue.popleft())
+            if self._failures > MAX_FAILURES:
+                self._give_up_all()
             return sum(len(queue) for queue in self._queues.values())
+
+    def _is_done(self, mark: _Mark) -> bool:
+        try:
+            done = bool(mark.event.query())
+        except RuntimeError:
+            self._failures += 1
+            mark.span.marks |= _BROKEN
+            return True
+        self._failures = 0
+        return done
 
     def _resolve(self, mark: _Mark) -> None:
         span = mark.span
-        moment = mark.reference.host_ns + round(mark.reference.event.elapsed_time(mark.event) * 1e6)
-        self._pool.append(mark.event)
-        if mark.field == "exposed_ns":
-            span.exposed_ns = moment - span.wait_start_ns
-            if span.wait_parent is not None and span.wait_parent.on_device:
-                span.wait_parent.child_ns += span.exposed_ns
-        elif mark.field:
-            setattr(span, mark.field, moment)
-        if mark.field == "end_ns" and mark.last and span.parent is not None and span.parent.on_device:
-            span.parent.child_ns += moment - span.start_ns
+        if not span.marks & _BROKEN:
+            try:
+                moment = mark.reference.host_ns + round(mark.reference.event.elapsed_time(mark.event) * 1e6)
+                _set(mark, moment)
+                self._pool.append(mark.event)
+            except RuntimeError:
+                span.marks |= _BROKEN
         span.marks -= 1
         if mark.last:
-            span.marks |= _CLOSED
-        if span.marks == _CLOSED:
+            self._close(span)
+        elif span.marks & ~_BROKEN == _CLOSED:
+            self._complete(span)
+
+    def _close(self, span: Span) -> None:
+        span.marks |= _CLOSED
+        if span.marks & ~_BROKEN == _CLOSED:
+            self._complete(span)
+
+    def _complete(self, span: Span) -> None:
+        if span.marks & _BROKEN:
+            self._sink.give_up(span)
+        else:
             self._sink.finish_device_span(span)
+
+    def _give_up_all(self) -> None:
+        """The device answers nothing but errors: end what is pending without times, and stop for good."""
+        log.warning("The device cannot be timed any more: later segments are timed by the host's clock.")
+        self._sink.lose_device()
+        self._stop.set()
+        for queue in self._queues.values():
+            for mark in queue:
+                mark.span.marks |= _BROKEN
+            while queue:
+                self._resolve(queue.popleft())
 
     def _advance_reference(self) -> None:
         if self._candidate is None:
@@ -177,4 +233,14 @@ class CudaTimer:
             self._candidate = None
 
 
-_CLOSED = 1 << 30
+def _set(mark: _Mark, moment: int) -> None:
+    """Write a resolved time into its span, and what it means for the span around it."""
+    span = mark.span
+    if mark.field == "exposed_ns":
+        span.exposed_ns = moment - span.wait_start_ns
+        if span.wait_parent is not None and span.wait_parent.on_device:
+            span.wait_parent.child_ns += span.exposed_ns
+    elif mark.field:
+        setattr(span, mark.field, moment)
+    if mark.field == "end_ns" and mark.last and span.parent is not None and span.parent.on_device:
+        span.parent.child_ns += moment - span.start_ns

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 RUN_VARIABLE = "MEGASCOPE_RUN"
 ATTEMPT_VARIABLE = "MEGASCOPE_ATTEMPT"
@@ -24,16 +27,24 @@ class Identity:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int = 1
 
 
 def identify(
-    run: str | None = None, attempt: int | None = None, environment: Mapping[str, str] | None = None
+    run: str | None = None,
+    attempt: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    next_attempt: Callable[[str], int] = lambda run: 0,
+    prefix: str | None = None,
 ) -> Identity:
     """Find out who this process is.
 
     Run and attempt come from the arguments, else from the launcher's environment (``MEGASCOPE_RUN`` and
-    ``MEGASCOPE_ATTEMPT``, or torchrun's), else rank 0 mints them and tells the others through the rendezvous store of
-    an initialised process group; else from the launcher's own process, which all ranks of a host share.
+    ``MEGASCOPE_ATTEMPT``, or torchrun's). What is then missing rank 0 mints, and tells the others through the
+    rendezvous store of an initialised process group; without one, the attempt is torchrun's restart count, and the run
+    is named after the launcher's process, which all ranks of a host share. ``next_attempt`` gives the first free
+    attempt of a run, ``prefix`` the beginning of a minted name.
     """
     env = os.environ if environment is None else environment
     rank, world_size = int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1))
@@ -44,35 +55,77 @@ def identify(
     torchrun = env.get("TORCHELASTIC_RUN_ID", "none")
     if run is None and torchrun != "none":
         run = torchrun
-    if attempt is None and "TORCHELASTIC_RESTART_COUNT" in env:
-        attempt = int(env["TORCHELASTIC_RESTART_COUNT"])
-    if run is None:
-        run = _shared_name(rank) or (_launcher_name() if world_size > 1 else mint_run())
-    return Identity(run, attempt or 0, rank, world_size, local_rank)
+    if run is None or attempt is None:
+        run, attempt = _mint(run, attempt, rank, world_size, env, next_attempt, prefix)
+    return Identity(run, attempt, rank, world_size, local_rank, int(env.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def _mint(
+    run: str | None,
+    attempt: int | None,
+    rank: int,
+    world_size: int,
+    env: Mapping[str, str],
+    next_attempt: Callable[[str], int],
+    prefix: str | None,
+) -> tuple[str, int]:
+    """What is missing of run and attempt, the same on all ranks."""
+    store = _rendezvous_store()
+    if store is None and world_size > 1:
+        restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", 0))
+        return run or _launcher_name(prefix), restarts if attempt is None else attempt
+    if store is None or rank == 0:
+        run = run or mint_run(prefix)
+        attempt = next_attempt(run) if attempt is None else attempt
+    if store is not None:
+        # A rendezvous store may outlive a restart: what an earlier incarnation left there must not be read.
+        key = f"{_STORE_KEY}/{env.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        if rank == 0:
+            store.set(key, json.dumps([run, attempt]))
+        run, attempt = json.loads(store.get(key))
+    assert run is not None
+    assert attempt is not None
+    return run, attempt
+
+
+def next_attempt_in(store: Path, spool: Path) -> Callable[[str], int]:
+    """A function from a run to its first attempt that neither the store nor the spool holds."""
+
+    def find(run: str) -> int:
+        taken = [folder.name for folder in (spool / run).glob("*")]
+        for folder in store.glob("runs/run=*"):
+            if unquote(folder.name.removeprefix("run=")) == run:
+                taken += [attempt.name.removeprefix("attempt=") for attempt in folder.glob("attempt=*")]
+        return max((int(number) for number in taken if number.isdigit()), default=-1) + 1
+
+    return find
 
 
 def mint_run(prefix: str | None = None) -> str:
     """A new run name: what runs, the UTC time, and four letters against collisions."""
-    name = prefix or Path(sys.argv[0] or "run").stem or "run"
+    name = prefix or _script_name()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return f"{''.join(c if c.isalnum() or c in '-_.' else '-' for c in name)[:80]}-{stamp}-{secrets.token_hex(2)}"
 
 
-def _shared_name(rank: int) -> str | None:
-    """Rank 0's name through the store of the default process group; None where there is none."""
+def _script_name() -> str:
+    """The name of what runs; of the package for ``python -m package``."""
+    path = Path(sys.argv[0] or "run")
+    return (path.parent.name if path.stem == "__main__" else path.stem) or "run"
+
+
+def _rendezvous_store() -> Any:
+    """The store of the default process group; None where there is none."""
     torch_distributed = sys.modules.get("torch.distributed")  # not imported yet means not initialised
     if torch_distributed is None or not torch_distributed.is_available() or not torch_distributed.is_initialized():
         return None
-    store = torch_distributed.distributed_c10d._get_default_store()
-    if rank == 0:
-        store.set(_STORE_KEY, mint_run())
-    return str(store.get(_STORE_KEY).decode())
+    return torch_distributed.distributed_c10d._get_default_store()
 
 
-def _launcher_name() -> str:
+def _launcher_name(prefix: str | None) -> str:
     """A name made from the parent process: the same for all ranks that one launcher started on this host."""
     import psutil  # noqa: PLC0415  (a tenth of a second that only this road needs)
 
     parent = psutil.Process(os.getppid())
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(parent.create_time()))
-    return f"{Path(sys.argv[0] or 'run').stem}-{stamp}-{parent.pid}"
+    return f"{prefix or _script_name()}-{stamp}-{parent.pid}"

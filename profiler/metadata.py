@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,10 @@ from typing import Any
 class MetadataKind(StrEnum):
     """Kinds of metadata lines (key ``kind``), with their further keys.
 
-    header: version, run, attempt, rank, world_size, host, local_rank, pid, device, clock_base_ns, versions
+    Lines of each step (step, metrics) go to ``rank-00003.steps.jsonl``, all others to ``rank-00003.meta.jsonl``.
+
+    header: version, run, attempt, rank, world_size, host, local_rank, pid, pid_namespace, device,
+        clock_base_ns, versions; written again once the device is known
     topology: axes (object, the outermost first), coordinates (object); may come after the header, once it is known
     segment: index, name, segment_kind, axis; group: index, group_kind, ranks; stream: index, name
     configuration: value (object)
@@ -43,18 +47,27 @@ class MetadataWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_cut = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, kind: MetadataKind, values: Mapping[str, Any]) -> None:
-        """Append one line. OSError (a full disk) is the caller's to handle."""
-        line = json.dumps({"kind": kind, **values}, separators=(",", ":"), default=str) + "\n"
-        os.write(self._fd, line.encode())
+        """Append one line.
+
+        OSError where it could not be written whole (a full disk), TypeError or ValueError for what JSON cannot hold.
+        """
+        line = json.dumps({"kind": kind, **values}, separators=(",", ":"), default=str).encode() + b"\n"
+        if self._is_cut:  # what stands there is no line: end it, so that this one is read
+            line = b"\n" + line
+        written = os.write(self._fd, line)
+        self._is_cut = written < len(line) if written else self._is_cut
+        if written < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def close(self) -> None:
         """Close the file; further writes fail."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # first, so that no other thread writes into a descriptor that was given anew
+        if fd >= 0:
+            os.close(fd)
 
 
 def read_metadata(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import json
 import logging
 import os
 import platform
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata as package_metadata
 from pathlib import Path
@@ -42,6 +45,7 @@ class RecorderSettings:
     world_size: int
     spool: Path
     local_rank: int = 0
+    local_world_size: int = 1
     device: str | None = None
     layout: BoxLayout = field(default_factory=BoxLayout)
 
@@ -56,6 +60,11 @@ def default_spool(store: str | Path) -> Path:
         return Path(given) / folder
     parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return parent / _user_folder() / folder
+
+
+def fallback_spool(spool: Path) -> Path:
+    """Where boxes go when there is no room in the spool; its agent looks there too."""
+    return Path(tempfile.gettempdir()) / _user_folder() / f"{spool.name}-fallback"
 
 
 def _user_folder() -> str:
@@ -74,39 +83,120 @@ def attempt_folder(spool: Path, run: str, attempt: int) -> Path:
 
 def open_recorder(settings: RecorderSettings) -> Recorder | NullRecorder:
     """Open a rank's recorder. Where no space can be had, warn and return one that is off: training goes on."""
-    fallback = Path(tempfile.gettempdir()) / _user_folder() / settings.spool.name
     problem: OSError | None = None
-    for root in dict.fromkeys((settings.spool, fallback)):
-        layout = settings.layout
-        while layout.ring_records >= MIN_RING_RECORDS:
+    for spool in (settings.spool, fallback_spool(settings.spool)):
+        try:
+            folder = attempt_folder(spool, settings.run, settings.attempt)
+            _make_private(spool)
+            folder.mkdir(parents=True, exist_ok=True)
+            share = _share_of_room(folder, settings.local_world_size)
+        except OSError as error:
+            problem = error
+            continue
+        for layout in _layouts(settings.layout, share):
             try:
-                return _open(attempt_folder(root, settings.run, settings.attempt), layout, settings)
+                recorder = _open(folder, layout, settings)
+                recorder.spool = spool
+                return recorder
             except OSError as error:
                 problem = error
-                layout = BoxLayout(layout.slots, layout.rings, layout.ring_records // 4, layout.groups)
     log.warning("Rank %d is not recorded: no room for its black box (%s). Training goes on.", settings.rank, problem)
     return NullRecorder()
 
 
+def _make_private(spool: Path) -> None:
+    """Make the folder of this user in a place that all users share; PermissionError if it is somebody else's."""
+    parent = spool.parent
+    if parent.name == _user_folder():
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if parent.is_symlink() or parent.stat().st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "belongs to another user", str(parent))
+
+
+def _share_of_room(folder: Path, local_world_size: int) -> int:
+    """Bytes that one rank may take: half of the file system, or of what is free, over the ranks of the host.
+
+    Shared memory is also what collectives and data loaders live on.
+    """
+    room = os.statvfs(folder)
+    return min(room.f_blocks // 2, room.f_bavail) * room.f_frsize // max(local_world_size, 1)
+
+
+def _layouts(wanted: BoxLayout, share: int) -> Iterator[BoxLayout]:
+    """The layout, then with rings of a quarter, and again, as long as they hold something."""
+    records = wanted.ring_records
+    while records >= MIN_RING_RECORDS:
+        layout = BoxLayout(wanted.slots, wanted.rings, records, wanted.groups)
+        if layout.total_bytes <= share:
+            yield layout
+        records //= 4
+
+
 def _open(folder: Path, layout: BoxLayout, settings: RecorderSettings) -> Recorder:
-    folder.mkdir(parents=True, exist_ok=True)
-    base_ns = clock_base_ns(folder)
+    header = _header(settings, clock_base_ns(folder))
     box, path = _create(folder, layout, settings.rank)
     try:
         metadata = MetadataWriter(path.with_suffix(".meta.jsonl"))
-        metadata.write(MetadataKind.HEADER, _header(settings, base_ns))
+        metadata.write(MetadataKind.HEADER, header)
+        steps = MetadataWriter(path.with_suffix(".steps.jsonl"))
     except OSError:
         box.close()
         path.unlink(missing_ok=True)
         raise
-    recorder = Recorder(box, layout, metadata)
-    if settings.device is not None:
-        import torch  # noqa: PLC0415  (only where there is a device)
+    recorder = Recorder(box, layout, metadata, steps)
+    find_device(recorder, metadata, header)
+    return recorder
 
-        timer = CudaTimer(torch.cuda, recorder)
+
+def find_device(recorder: Recorder, metadata: MetadataWriter, header: Mapping[str, Any]) -> None:
+    """Time segments on the device as soon as this process uses one: now, or when a later step begins."""
+
+    def attach() -> None:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        recorder.find_device = None
+        try:
+            timer = CudaTimer(torch.cuda, recorder)
+            pause_during_captures(torch.cuda.CUDAGraph, timer)
+            uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            metadata.write(MetadataKind.HEADER, {**header, "device": device_name(uuid)})
+        except (RuntimeError, OSError) as error:
+            log.warning("The device cannot be timed (%s): segments are timed by the host's clock.", error)
+            return
         recorder.device = timer
         timer.start_thread()
-    return recorder
+
+    recorder.find_device = attach
+    attach()
+
+
+def pause_during_captures(graph: Any, timer: CudaTimer) -> None:
+    """Hold the timer while a CUDA graph is captured. ``graph`` is `torch.cuda.CUDAGraph`, or has its two methods."""
+    begin, end = graph.capture_begin, graph.capture_end
+
+    @functools.wraps(begin)
+    def capture_begin(*args: Any, **kwargs: Any) -> Any:
+        timer.hold()
+        try:
+            return begin(*args, **kwargs)
+        except BaseException:
+            timer.release()
+            raise
+
+    @functools.wraps(end)
+    def capture_end(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(*args, **kwargs)
+        finally:
+            timer.release()
+
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
+def device_name(uuid: str | None) -> str | None:
+    """A GPU's UUID as NVML writes it, so that spans and health meet: torch leaves the prefix out."""
+    return uuid if uuid is None or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def _create(folder: Path, layout: BoxLayout, rank: int) -> tuple[Any, Path]:
@@ -128,10 +218,19 @@ def _header(settings: RecorderSettings, base_ns: int) -> dict[str, Any]:
         "host": socket.gethostname(),
         "local_rank": settings.local_rank,
         "pid": os.getpid(),
-        "device": settings.device,
+        "pid_namespace": _pid_namespace(),
+        "device": device_name(settings.device),
         "clock_base_ns": base_ns,
         "versions": versions(),
     }
+
+
+def _pid_namespace() -> int | None:
+    """Which processes can see this one's id; None where that cannot be told."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  (a link whose target is no path)
+    except OSError:
+        return None
 
 
 def versions() -> Mapping[str, str]:

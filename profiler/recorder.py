@@ -3,40 +3,24 @@ that grows."""
 
 from __future__ import annotations
 
-import itertools
-import mmap
-import threading
-import time
 from typing import Any
 
-from .annotations import Annotations
 from .box import (
     ABSENT_I16,
     ABSENT_I32,
     ABSENT_I64,
     ABSENT_INDEX,
-    BEGIN,
     BEGIN_BYTES,
     END,
     ENDED_OFFSET,
-    HEADER_BYTES,
-    MAX_RINGS,
-    RECORD_BYTES,
     STATE_CLOSED,
     WORD_STATE,
     WORD_STEP,
     WORD_STEP_START,
-    WORD_UNSLOTTED,
-    BoxLayout,
 )
-from .metadata import MetadataKind, MetadataWriter
-from .span import DeviceTimer, Span, Writer
-from .vocabulary import STATUS_CODES, Status
-
-_now, _pack_begin, _pack_end = time.monotonic_ns, BEGIN.pack_into, END.pack_into
-OK, _UNMEASURED = STATUS_CODES.index(Status.OK), STATUS_CODES.index(Status.UNMEASURED)
-ABORTED = STATUS_CODES.index(Status.ABORTED)
-"""Status of a span that an exception ended: its time is not that of its work."""
+from .metadata import MetadataKind
+from .ring_writer import ABORTED, OK, NotANumber, RingWriter, now_ns, pack_begin
+from .span import Span, Writer
 
 
 class _SpanContext:
@@ -53,7 +37,7 @@ class _SpanContext:
         self._recorder.end(self.span, OK if error is None else ABORTED)
 
 
-class Recorder(Annotations):
+class Recorder(RingWriter):
     """Records one rank. Open it with `profiler.opening.open_recorder`; a disabled one is `NullRecorder`.
 
     Segments and groups are registered once and named by an index afterwards. ``begin``/``end`` nest on a thread;
@@ -63,34 +47,6 @@ class Recorder(Annotations):
     """
 
     enabled = True
-
-    def __init__(
-        self, box: mmap.mmap, layout: BoxLayout, metadata: MetadataWriter, device: DeviceTimer | None = None
-    ) -> None:
-        super().__init__(metadata, layout)
-        self._map, self.device = box, device
-        self._words = memoryview(box).cast("q")
-        self._free = [HEADER_BYTES + index * RECORD_BYTES for index in reversed(range(layout.slots))]
-        self._serials = itertools.count(1)
-        self._local = threading.local()
-        self._ring_locks: dict[int, threading.Lock] = {}
-        self._writers: list[Writer] = []
-        self._streams: set[int] = set()
-        self._step = ABSENT_I64
-        self._step_start_ns = 0
-        self._progress_word = layout.groups_offset // 8
-
-    def _new_writer(self) -> Writer:
-        with self._setup_lock:
-            index = min(len(self._writers), self.layout.rings - 1, MAX_RINGS - 1)
-            offset = self.layout.rings_offset + index * self.layout.ring_records * RECORD_BYTES
-            lock = None
-            if index == self.layout.rings - 1:  # the last ring is shared by all threads that come late
-                lock = self._ring_locks.setdefault(index, threading.Lock())
-            writer = Writer(index, offset, self.layout.ring_records, lock)
-            self._writers.append(writer)
-            self._local.writer = writer
-            return writer
 
     # -- spans that nest on a thread ----------------------------------------------------------------------------
 
@@ -109,28 +65,30 @@ class Recorder(Annotations):
             return span
         # The same as _open, in one function and without what only operations and devices need: this is the hot path.
         span = Span()
-        span.parent = parent = writer.top
+        parent = writer.top
+        while parent is not None and parent.serial == 0:  # ended on another thread while this one began a child
+            parent = parent.parent
+        span.parent = parent
         span.segment, span.writer, span.child_ns, span.on_device = segment, writer, 0, False
         span.serial = serial = next(self._serials)
-        span.begun_ns = now = _now()
+        span.begun_ns = now = now_ns()
         outer = ABSENT_INDEX if parent is None else parent.segment
         # fmt: off
         try:
             span.slot = slot = self._free.pop()
-        except IndexError:
-            self._open_without_slot(
-                span, (serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX, ABSENT_I32,
-                       microbatch, chunk, 0, writer.index, 0, 0, 0, serial))
-        else:
-            _pack_begin(self._map, slot, serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX,
+            pack_begin(self._map, slot, serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer, ABSENT_INDEX,
                         ABSENT_I32, microbatch, chunk, 0, writer.index, 0, 0, 0, serial)
+        except (IndexError, NotANumber, TypeError) as error:
+            self._open_otherwise(error, span, (serial, now, self._step, ABSENT_I64, ABSENT_I64, segment, outer,
+                                               ABSENT_INDEX, ABSENT_I32, microbatch, chunk, 0, writer.index, 0, 0, 0,
+                                               serial))
         # fmt: on
         writer.top = span
         return span
 
     def end(self, span: Span, status: int = OK) -> None:
         """End a span, on any thread; a second end does nothing."""
-        now = _now()
+        now = now_ns()
         origin = span.writer
         parent = span.parent
         if origin.top is span:
@@ -142,7 +100,7 @@ class Recorder(Annotations):
             parent.child_ns += duration
         if span.on_device:
             span.status = status
-            self.device.mark(span, "end_ns", span.cuda_stream, last=True)  # type: ignore[union-attr]
+            self._mark(span, "end_ns", span.cuda_stream, last=True)
             return
         self._finish(span, span.begun_ns, duration, duration - span.child_ns, ABSENT_I64, status)
 
@@ -172,9 +130,11 @@ class Recorder(Annotations):
     def end_async(self, span: Span) -> None:
         """The operation is done (host), or its end is enqueued (device). Any thread, before waiters are told."""
         if span.on_device:
-            self.device.mark(span, "end_ns", span.cuda_stream, last=False)  # type: ignore[union-attr]
+            self._mark(span, "end_ns", span.cuda_stream, last=False)
             return
-        now = span.end_ns = _now()
+        if span.serial == 0:  # abandoned: its slot belongs to another span by now
+            return
+        now = span.end_ns = now_ns()
         duration = now - span.begun_ns
         if span.slot >= 0:
             END.pack_into(
@@ -183,26 +143,20 @@ class Recorder(Annotations):
             self._map[span.slot + ENDED_OFFSET] = 1
         self.completed(span)
 
-    def completed(self, span: Span) -> None:
-        """Note the span's sequence number as the last that its group completed."""
-        if span.group != ABSENT_INDEX and span.sequence != ABSENT_I64:
-            word = self._progress_word + 2 * span.group + 1
-            self._words[word] = max(self._words[word], span.sequence)
-
     def wait_begin(self, span: Span) -> None:
         """The caller begins to wait for the operation, on its thread or on its current stream."""
         if span.on_device:
             span.wait_parent = self.innermost()
-            self.device.mark(span, "wait_start_ns", None, last=False)  # type: ignore[union-attr]
+            self._mark(span, "wait_start_ns", None, last=False)
         else:
-            span.wait_start_ns = _now()
+            span.wait_start_ns = now_ns()
 
     def wait_end(self, span: Span) -> None:
         """The caller has waited; the record is complete."""
         if span.on_device:
-            self.device.mark(span, "exposed_ns", None, last=True)  # type: ignore[union-attr]
+            self._mark(span, "exposed_ns", None, last=True)
             return
-        exposed = _now() - span.wait_start_ns
+        exposed = now_ns() - span.wait_start_ns
         top = self.innermost()
         if top is not None and not top.on_device:
             top.child_ns += exposed
@@ -211,7 +165,7 @@ class Recorder(Annotations):
     def abandon(self, span: Span, exposed_ns: int = ABSENT_I64) -> None:
         """Complete the record of an operation that nobody will wait for."""
         if span.on_device:
-            self.device.mark(span, "", None, last=True)  # type: ignore[union-attr]
+            self._mark(span, "", None, last=True)
             return
         end_ns = span.end_ns
         if end_ns is None:
@@ -221,112 +175,24 @@ class Recorder(Annotations):
             self._finish(span, span.begun_ns, duration, duration, exposed_ns, OK)
 
     def innermost(self) -> Span | None:
-        """The innermost open span of the calling thread."""
+        """The innermost open span of the calling thread.
+
+        On a device, of the main thread where the calling one has none: a CUDA backward runs on autograd's threads, and
+        what they wait for belongs to the main thread's ``backward``.
+        """
         writer = getattr(self._local, "writer", None)
-        return None if writer is None else writer.top
-
-    # -- writing ------------------------------------------------------------------------------------------------
-
-    def _open(
-        self,
-        writer: Writer,
-        segment: int,
-        microbatch: int,
-        chunk: int,
-        group: int = ABSENT_INDEX,
-        sequence: int = ABSENT_I64,
-        peer: int = ABSENT_I32,
-        size_bytes: int = ABSENT_I64,
-        cuda_stream: Any = None,
-    ) -> Span:
-        span = Span()
-        span.segment, span.writer, span.group, span.sequence = segment, writer, group, sequence
-        span.child_ns = span.marks = stream = 0
-        span.end_ns = None
-        span.parent = parent = writer.top
-        span.serial = serial = next(self._serials)
-        span.on_device = on_device = self.device is not None and self._on_device[segment]
-        if on_device:
-            stream = self._stream(cuda_stream)
-            span.cuda_stream = cuda_stream
-        span.begun_ns = now = _now()
-        outer = ABSENT_INDEX if parent is None else parent.segment
-        # fmt: off
-        record = (serial, now, self._step, size_bytes, sequence, segment, outer, group, peer,
-                  microbatch, chunk, stream, writer.index, on_device, 0, 0, serial)
-        # fmt: on
-        try:
-            span.slot = slot = self._free.pop()
-        except IndexError:
-            self._open_without_slot(span, record)
-        else:
-            _pack_begin(self._map, slot, *record)
-        if on_device:
-            self.device.mark(span, "start_ns", cuda_stream, last=False)  # type: ignore[union-attr]
-        return span
-
-    def _open_without_slot(self, span: Span, record: tuple[int, ...]) -> None:
-        span.slot, span.head = -1, BEGIN.pack(*record)
-        self._words[WORD_UNSLOTTED] += 1
-
-    def _finish(self, span: Span, start: int, duration: int, self_ns: int, exposed: int, status: int) -> None:
-        """Move a span from its slot to the ring of the calling thread; a second end of the same span does nothing."""
-        serial = span.serial
-        if serial == 0:
-            return
-        span.serial = 0
-        try:
-            writer = self._local.writer
-        except AttributeError:
-            writer = self._new_writer()
-        if writer.lock is not None:
-            self._finish_shared(writer, span, (start, duration, self_ns, exposed, status, 0, serial))
-            return
-        box, slot, count = self._map, span.slot, writer.count
-        offset = writer.offset + count % writer.capacity * RECORD_BYTES
-        box[offset : offset + BEGIN_BYTES] = box[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head
-        _pack_end(box, offset + BEGIN_BYTES, start, duration, self_ns, exposed, status, 0, serial)
-        writer.count = self._words[writer.head_word] = count + 1
-        if slot >= 0:
-            self._words[slot >> 3] = 0
-            self._free.append(slot)
-
-    def _finish_shared(self, writer: Writer, span: Span, end: tuple[int, ...]) -> None:
-        """The last ring belongs to all threads that came late: they take turns."""
-        assert writer.lock is not None
-        slot = span.slot
-        with writer.lock:
-            count = self._words[writer.head_word]
-            offset = writer.offset + count % writer.capacity * RECORD_BYTES
-            self._map[offset : offset + BEGIN_BYTES] = self._map[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head
-            _pack_end(self._map, offset + BEGIN_BYTES, *end)
-            self._words[writer.head_word] = count + 1
-        if slot >= 0:
-            self._words[slot >> 3] = 0
-            self._free.append(slot)
-
-    def finish_device_span(self, span: Span) -> None:
-        """Write a span whose events have all been resolved; called by the device timer, off the hot path."""
-        if span.end_ns is None:
-            self._finish(span, span.begun_ns, ABSENT_I64, ABSENT_I64, ABSENT_I64, _UNMEASURED)
-            return
-        self.completed(span)
-        duration = span.end_ns - span.start_ns
-        exposed, status = getattr(span, "exposed_ns", ABSENT_I64), getattr(span, "status", OK)
-        self._finish(span, span.start_ns, duration, duration - span.child_ns, exposed, status)
-
-    def _stream(self, cuda_stream: Any) -> int:
-        index, name = self.device.stream_index(cuda_stream)  # type: ignore[union-attr]
-        if index not in self._streams:
-            self._streams.add(index)
-            self._write_metadata(MetadataKind.STREAM, {"index": index, "name": name})
-        return index
+        top = None if writer is None else writer.top
+        if top is None and self.device is not None and self.main_writer is not None:
+            top = self.main_writer.top
+        return top
 
     # -- steps and metadata -------------------------------------------------------------------------------------
 
     def step(self, number: int) -> None:
         """Begin step ``number`` and end the one before."""
-        now = _now()
+        if self.find_device is not None:
+            self.find_device()
+        now = now_ns()
         self._close_step(now)
         self._step, self._step_start_ns = number, now
         self._words[WORD_STEP_START] = now
@@ -339,7 +205,7 @@ class Recorder(Annotations):
 
     def end_step(self) -> None:
         """End the current step without beginning another: what follows belongs to none."""
-        self._close_step(_now())
+        self._close_step(now_ns())
         self._step = ABSENT_I64
 
     def close(self, reason: str = "finished") -> None:
@@ -348,19 +214,13 @@ class Recorder(Annotations):
             return
         if self.device is not None:
             self.device.close()
-        now = _now()
+            self.device = None
+        now = now_ns()
         self._close_step(now)
         self._write_metadata(MetadataKind.EXIT, {"reason": reason, "moment_ns": now})
         self._words[WORD_STATE] = STATE_CLOSED
         self._metadata.close()
-
-    def detach(self) -> None:
-        """After a fork, in the child: write to memory that nobody reads, never to the parent's box."""
-        self._map = mmap.mmap(-1, self.layout.total_bytes)
-        self._words = memoryview(self._map).cast("q")
-        self._words[WORD_STATE] = STATE_CLOSED
-        self._metadata.close()
-        self.device = None
+        self._steps.close()
 
 
 def _unlink(writer: Writer, span: Span) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from .agent_process import start_agent
+from .agent_process import HostAgent, serve_fallback
 from .box import ABSENT_I16, ABSENT_I32
-from .identity import identify
+from .identity import identify, next_attempt_in
 from .null import NullRecorder
 from .opening import RecorderSettings, default_spool, open_recorder
-from .recorder import ABORTED, OK, Recorder
+from .recorder import Recorder
+from .ring_writer import ABORTED, OK
 from .topology import Topology
 from .vocabulary import SegmentKind
 
@@ -31,6 +32,7 @@ OFF_VARIABLE = "MEGASCOPE_OFF"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _recorder: Recorder | NullRecorder = NullRecorder()
+_agent: HostAgent | None = None
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
@@ -52,23 +54,24 @@ def init(
     ``megascope collect``. ``MEGASCOPE_OFF=1`` or ``enabled=False`` makes everything a no-op. A second call returns the
     recorder that is there.
     """
+    global _agent  # noqa: PLW0603  (one agent a host, and local rank 0 looks after it)
     if _recorder.enabled:
         return _recorder
     if enabled is None:
         enabled = os.environ.get(OFF_VARIABLE, "0") in {"", "0"}
     if not enabled:
         return _recorder
-    who = identify(run, attempt)
     target = Path(store or os.environ.get(STORE_VARIABLE) or "megascope-store").absolute()
     folder = Path(spool) if spool is not None else default_spool(target)
+    who = identify(run, attempt, next_attempt=next_attempt_in(target, folder))
     settings = RecorderSettings(
         run=who.run,
         attempt=who.attempt,
         rank=who.rank,
         world_size=who.world_size,
         local_rank=who.local_rank,
+        local_world_size=who.local_world_size,
         spool=folder,
-        device=_device_uuid(),
     )
     recorder = open_recorder(settings)
     mesh = topology if isinstance(topology, Topology) else Topology.from_mapping(topology or {"dp": who.world_size})
@@ -80,8 +83,11 @@ def init(
     if configuration:
         recorder.configuration(configuration)
     install(recorder)
+    if agent and (fallback := serve_fallback(recorder, folder, target)) is not None:
+        fallback.leave()
     if agent and who.local_rank == 0 and recorder.enabled:
-        start_agent(folder, str(target))
+        _agent = HostAgent(folder, target)
+        _agent.start()
     return recorder
 
 
@@ -146,6 +152,8 @@ def step(number: int, **metrics: float | None) -> None:
     if metrics:
         _recorder.step_metrics(number - 1, **metrics)
     _recorder.step(number)
+    if _agent is not None:
+        _agent.ensure()
 
 
 def timed(
@@ -175,28 +183,24 @@ def shutdown(reason: str = "finished") -> None:
         _open_recorders.discard(recorder)
 
 
-def _device_uuid() -> str | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
 def _exception_hook(
     previous: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> Any:
         with contextlib.suppress(Exception):
-            _recorder.exception(error)
-            shutdown("exception")
+            if issubclass(kind, KeyboardInterrupt):
+                shutdown("interrupted")
+            else:
+                _recorder.exception(error)
+                shutdown("exception")
         return previous(kind, error, traceback)
 
     return hook
 
 
 def _detach_after_fork() -> None:
-    global _recorder  # noqa: PLW0603
-    _recorder = NullRecorder()
+    global _agent, _recorder
+    _recorder, _agent = NullRecorder(), None
     for recorder in list(_open_recorders):
         recorder.detach()
     _open_recorders.clear()

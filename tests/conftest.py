@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from support.commands import finished
 
 DEMO_STEPS = 60
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, also where there is a GPU
 
 
 @dataclass(frozen=True, slots=True)

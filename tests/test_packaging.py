@@ -9,9 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from support.demo_store import small_store
 
 ROOT = Path(__file__).resolve().parents[1]
+LIST = ["git", "ls-files", "--cached", "--others"]
 FOLDERS = ("profiler", "collectors", "heatmap", "viz3d", "dashboards", "trainer")
 
 WITHOUT = """
@@ -32,7 +34,9 @@ raise SystemExit(main(sys.argv[1:]))
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel that a user would install, built from a copy so that nothing is left in the tree."""
     folder = tmp_path_factory.mktemp("wheel")
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    names = subprocess.run(
+        [*LIST, "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     for name in filter(None, names):
         if (ROOT / name).exists():
             target = folder / "tree" / name
@@ -84,8 +88,14 @@ def test_analysis_works_without_torch_and_dash(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         if "--json" in arguments:
             assert json.loads(done.stdout)
-    for arguments, extra in ((("serve", store), "dashboards"), (("demo",), "trainer")):
-        done = run(*arguments, *(("--folder", str(tmp_path)) if arguments == ("demo",) else ()))
+    demo = ("demo", "--folder", str(tmp_path))
+    refused: list[tuple[list[str], str]] = [
+        (["serve", store], "dashboards"),
+        ([*demo], "dashboards"),
+        ([*demo, "--no-serve"], "trainer"),
+    ]
+    for words, extra in refused:
+        done = run(*words)
         assert done.returncode == 1
         assert f"pip install 'megascope[{extra}]'" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..collectors.durable import make_folders, write_durably
-from ..profiler.errors import MegascopeError, UsageError
+from ..profiler.errors import MegascopeError
+from .checkpoint_files import (
+    COMMIT,
+    VERSION,
+    DamagedError,
+    check_unused,
+    checksum_of,
+    committed_steps,
+    layout_of,
+    read_commit,
+    read_shard,
+    remove_uncommitted,
+    shard_path,
+    step_folder,
+)
 from .comm import Channel
 from .config import TrainConfig
 from .flat import ShardSlice
@@ -28,37 +40,7 @@ from .topology import Mesh
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-COMMIT = "commit.json"
 STATES = ("master", "first_moment", "second_moment")
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """Folder of the checkpoint taken after ``step`` updates."""
-    return folder / f"step-{step:08d}"
-
-
-def shard_path(folder: Path, step: int, rank: int) -> Path:
-    """A rank's shard; its description lies beside it, with the suffix .json."""
-    return step_folder(folder, step) / f"rank-{rank:05d}.shard"
-
-
-def layout_of(config: TrainConfig) -> dict[str, Any]:
-    """What must be equal for a shard to fit: axes, chunks, buckets and model."""
-    axes = dict(config.topology().axes)
-    parallel = {"chunks": config.parallel.chunks, "bucket_bytes": config.parallel.bucket_bytes}
-    return {"axes": axes, **parallel, "model": asdict(config.model)}
-
-
-def committed_steps(folder: Path) -> list[int]:
-    """Steps of all committed checkpoints, the newest first."""
-    found = [path.parent.name.removeprefix("step-") for path in folder.glob(f"step-*/{COMMIT}")]
-    return sorted((int(name) for name in found if name.isdecimal()), reverse=True)
-
-
-def checksum_of(content: bytes | memoryview) -> str:
-    """BLAKE2b of a shard, 16 bytes in hexadecimal."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class Checkpointer:
@@ -66,9 +48,10 @@ class Checkpointer:
 
     def __init__(self, config: TrainConfig, mesh: Mesh, optimizer: ShardedAdamW, world: Channel, probe: Probe) -> None:
         assert config.checkpoint.folder is not None
+        self._settings = config.checkpoint
         self._folder, self._keep = config.checkpoint.folder, config.checkpoint.keep
         self._mesh, self._optimizer, self._world, self._probe = mesh, optimizer, world, probe
-        self._layout = json.loads(json.dumps(layout_of(config)))
+        self._layout = layout_of(config)
         # A store may outlive a torchrun restart: the counters of two incarnations must not meet.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._key = f"megascope/checkpoint/{config.attempt(os.environ)}/{restart}"
@@ -96,8 +79,8 @@ class Checkpointer:
             self._thread = None
         if self._failure is not None:
             raise MegascopeError(
-                f"Cannot write a checkpoint to {self._folder}: {_reason(self._failure)}. "
-                "Make room, or change checkpoint.folder."
+                f"Cannot write a checkpoint to {self._folder} ({_reason(self._failure)}): "
+                "make room, or change checkpoint.folder."
             ) from self._failure
 
     def _stage(self) -> tuple[Tensor, Any]:
@@ -165,6 +148,20 @@ class Checkpointer:
 
     # -- restoring ----------------------------------------------------------------------------------------------
 
+    def begin(self) -> int:
+        """Resume as configured, and return the step at which to go on; what was left half written is removed.
+
+        No rank can save before rank 0 has come back from here: a step needs the gradient norm of all.
+        """
+        step = 0
+        if self._settings.resume:
+            step = self.restore()
+        else:
+            check_unused(self._folder)
+        if self._settings.every and self._mesh.rank == 0:
+            remove_uncommitted(self._folder)
+        return step
+
     def restore(self) -> int:
         """Load the newest checkpoint that is intact on all ranks; returns its step, 0 where there is none at all.
 
@@ -179,7 +176,7 @@ class Checkpointer:
             if lowest < 0:
                 if highest >= 0 or committed:
                     raise MegascopeError(
-                        f"No checkpoint in {self._folder} is intact on all ranks. Remove them to start anew."
+                        f"No checkpoint in {self._folder} is intact on all ranks: remove them to start anew."
                     )
                 return 0
             if lowest == highest:
@@ -200,31 +197,14 @@ class Checkpointer:
 
     def _newest_intact(self, steps: list[int]) -> tuple[int, bytes | None]:
         for step in steps:
-            commit_path = step_folder(self._folder, step) / COMMIT
             try:
-                commit = json.loads(commit_path.read_bytes())
-                self._check_layout(commit_path, commit)
-                rank = self._mesh.rank
-                content = _read_shard(shard_path(self._folder, step, rank), commit["shards"][rank])
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                if isinstance(error, UsageError):
-                    raise
+                commit, rank = read_commit(self._folder, step, self._layout), self._mesh.rank
+                content = read_shard(shard_path(self._folder, step, rank), commit["shards"][rank])
+            except DamagedError as error:
                 log.warning("Checkpoint %d is not used: %s", step, error)
                 continue
             return step, content
         return -1, None
-
-    def _check_layout(self, path: Path, commit: Mapping[str, Any]) -> None:
-        if commit["version"] != VERSION:
-            raise UsageError(f"{path} is of version {commit['version']}, this program reads {VERSION}: upgrade it.")
-        saved = commit["layout"]
-        different = [name for name in self._layout if saved.get(name) != self._layout[name]]
-        if different:
-            raise UsageError(
-                f"{path} was saved with another {' and '.join(different)}: "
-                f"{', '.join(f'{name} {saved.get(name)}' for name in different)}. "
-                "Use the same, or set checkpoint.resume to false."
-            )
 
     def _load(self, content: bytes) -> None:
         buckets = self._optimizer.buckets
@@ -259,13 +239,3 @@ def _describe_piece(piece: ShardSlice, state: str, shard_byte: int) -> dict[str,
         "shard_byte": shard_byte,
         "shard_offset": piece.start,
     }
-
-
-def _read_shard(path: Path, expected: Mapping[str, Any]) -> bytes:
-    """The content of a shard. ValueError, OSError where it is not what was committed; the message names the file."""
-    content = path.read_bytes()
-    if len(content) != expected["size_bytes"]:
-        raise ValueError(f"{path} has {len(content)} bytes, {expected['size_bytes']} were written")
-    if checksum_of(content) != expected["checksum"]:
-        raise ValueError(f"the checksum of {path} is wrong")
-    return content

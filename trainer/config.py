@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 from cyclopts.config import Toml
+from rich.console import Console
 
 from ..profiler.errors import UsageError
 from ..profiler.identity import ATTEMPT_VARIABLE
@@ -17,6 +19,17 @@ from ..profiler.topology import Topology
 from .validation import check_config
 
 AXES = ("pp", "dp", "tp")
+
+
+def _whole(_: object, tokens: Sequence[Token]) -> int:
+    """A whole number, also as 1_000 or 0xff; the library's own conversion rounds 10.5."""
+    try:
+        return int(tokens[0].value, 0)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is not a whole number.") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
 
 
 class Precision(StrEnum):
@@ -38,21 +51,21 @@ class Tokenizer(StrEnum):
 class ModelConfig:
     """The decoder."""
 
-    layers: int = 8
+    layers: Whole = 8
     "Decoder layers."
-    width: int = 64
+    width: Whole = 64
     "Width of the residual stream."
-    heads: int = 4
+    heads: Whole = 4
     "Attention heads."
-    feed_forward: int = 4
+    feed_forward: Whole = 4
     "Inner width of the feed-forward part, in multiples of the width."
-    vocabulary: int = 256
+    vocabulary: Whole = 256
     "Tokens in the vocabulary; 256 suits bytes."
-    sequence: int = 64
+    sequence: Whole = 64
     "Tokens in a sequence."
     parallel_block: bool = False
     "Compute attention and feed-forward from the same input, with half the tensor-parallel communication."
-    window: int | None = None
+    window: Whole | None = None
     "Sliding attention window in tokens; all earlier tokens if absent."
     rotary_base: float = 10000.0
     "Base of the rotary position angles."
@@ -66,23 +79,23 @@ class ModelConfig:
 class ParallelConfig:
     """How the model and the batch are laid out over processes."""
 
-    tp: int = 1
+    tp: Whole = 1
     "Tensor-parallel ranks, with the sequence split too."
-    pp: int = 1
+    pp: Whole = 1
     "Pipeline stages."
-    dp: int = 1
+    dp: Whole = 1
     "Data-parallel replicas, which share the optimizer's state (ZeRO-1)."
-    chunks: int = 1
+    chunks: Whole = 1
     "Virtual stages on each pipeline rank (interleaved 1F1B above 1)."
     order: tuple[str, ...] = AXES
     "Axes from the outermost to the innermost, whose ranks are neighbours."
-    recv_ahead: int = 2
+    recv_ahead: Whole = 2
     "Compute actions ahead of their use at which receives are posted."
     overlap: bool = True
     "Run data-parallel communication beside compute."
-    bucket_bytes: int = 4 * 2**20
+    bucket_bytes: Whole = 4 * 2**20
     "Gradient bytes that are reduced together."
-    timeout_s: int = 600
+    timeout_s: Whole = 600
     "Seconds after which torch gives up on a collective."
 
 
@@ -90,17 +103,17 @@ class ParallelConfig:
 class OptimizationConfig:
     """Steps, batch and optimizer."""
 
-    steps: int = 100
+    steps: Whole = 100
     "Optimizer steps in all, including those of earlier attempts."
-    batch: int = 16
+    batch: Whole = 16
     "Sequences in a step, over the whole job."
-    microbatches: int = 4
+    microbatches: Whole = 4
     "Micro-batches that each replica's part of the batch is cut into."
     learning_rate: float = 1e-3
     "Peak learning rate."
     min_learning_rate: float = 1e-4
     "Learning rate at the end of the cosine."
-    warmup_steps: int = 10
+    warmup_steps: Whole = 10
     "Steps over which the learning rate rises from zero."
     weight_decay: float = 0.1
     "Decoupled weight decay of matrices."
@@ -112,13 +125,13 @@ class OptimizationConfig:
     "AdamW's epsilon."
     clip: float = 1.0
     "Largest gradient norm over all parameters."
-    seed: int = 0
+    seed: Whole = 0
     "Seed of the initial weights and of the order of the data."
-    log_every: int = 10
+    log_every: Whole = 10
     "Steps between progress lines."
-    eval_every: int = 0
+    eval_every: Whole = 0
     "Steps between evaluations; 0 for none."
-    eval_batches: int = 2
+    eval_batches: Whole = 2
     "Batches in an evaluation."
 
 
@@ -130,7 +143,7 @@ class DataConfig:
     "A text file; Python's own standard-library sources if absent."
     tokenizer: Tokenizer = Tokenizer.BYTES
     "bytes, or bpe (needs the extra megascope[bpe])."
-    limit_bytes: int | None = None
+    limit_bytes: Whole | None = None
     "Read only this much of the text."
     eval_share: float = 0.05
     "Share of the text, at its end, that is kept for evaluation."
@@ -142,9 +155,9 @@ class CheckpointConfig:
 
     folder: Path | None = None
     "Where checkpoints go, on a file system that all ranks share; none are written if absent."
-    every: int = 0
+    every: Whole = 0
     "Steps between checkpoints; 0 for none."
-    keep: int = 2
+    keep: Whole = 2
     "Newest checkpoints that are kept."
     resume: bool = True
     "Go on from the newest intact checkpoint in the folder."
@@ -158,7 +171,7 @@ class RecordConfig:
     "Record spans, steps and metadata."
     run: str | None = None
     "Name of the run; taken from the launcher, or made up, if absent."
-    attempt: int | None = None
+    attempt: Whole | None = None
     "Incarnation of the run; taken from the launcher if absent."
     store: Path = Path("megascope-store")
     "Folder of the Parquet store."
@@ -206,7 +219,28 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig
     """
     if path is not None and not path.is_file():
         raise UsageError(f"There is no configuration file {path}. Give the path of a TOML file.")
+    where = f"the configuration {path} and its flags" if path is not None else "the flags of the configuration"
+    try:
+        if path is not None:
+            _check_sections(tomllib.loads(path.read_text(encoding="utf-8")))
+        _check_sections({token[2:].partition("=")[0]: None for token in overrides if token.startswith("--")})
+        config = _settings_app(path)(list(overrides), exit_on_error=False, print_error=False)
+    except (CycloptsError, OSError, ValueError) as error:
+        raise UsageError(f"Cannot read {where}: {' '.join(str(error).split())}") from error
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def print_settings(console: Console | None = None) -> None:
+    """Show every setting with its type, meaning and default, on standard output or another console."""
+    _settings_app(None).help_print([], console=console or Console())
+
+
+def _settings_app(path: Path | None) -> App:
+    """Turns flags, over the settings of a file, into a TrainConfig."""
     app = App(
+        name="megascope train CONFIG.toml",
+        help="Settings: flags as shown; in CONFIG.toml, keys such as `layers` in a section such as `[model]`.",
         config=Toml(path, must_exist=True) if path is not None else None,
         result_action="return_value",
         help_flags=[],
@@ -217,10 +251,16 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainConfig
     def run(config: Annotated[TrainConfig | None, Parameter(name="*")] = None) -> TrainConfig:
         return config or TrainConfig()
 
-    try:
-        config = app(list(overrides), exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        where = f"the configuration {path} and its flags" if path is not None else "the flags of the configuration"
-        raise UsageError(f"Cannot read {where}: {' '.join(str(error).split())}") from error
-    assert isinstance(config, TrainConfig)
-    return config
+    return app
+
+
+def _check_sections(given: Mapping[str, object]) -> None:
+    """Raise ValueError where the name of a section has a value of its own, which the library passes over."""
+    for section in fields(TrainConfig):
+        if section.name != "fault" and not isinstance(given.get(section.name, {}), dict):
+            raise ValueError(f"{section.name} is a section, not a setting, such as {section.name}.{_first(section)}.")
+
+
+def _first(section: Field[Any]) -> str:
+    """The first setting of a section."""
+    return fields(section.default_factory)[0].name  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from .config import DataConfig, Tokenizer
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """Token ids, as narrow as they can be."""
 
+NO_TOKENIZERS = "data.tokenizer is bpe, but the package tokenizers is not installed: pip install 'megascope[bpe]'."
 SKIPPED_FOLDERS = frozenset({"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__", "lib2to3"})
 
 
@@ -28,15 +29,20 @@ def standard_library_sources() -> Iterator[Path]:
             yield root / name
 
 
+def open_text(path: Path) -> BinaryIO:
+    """Open a text. MegascopeError where it is not there, is a folder or may not be read."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise MegascopeError(f"Cannot read the text {path} ({error.strerror}): check data.text.") from error
+
+
 def read_text(config: DataConfig) -> bytes:
     """The whole text, or its first ``limit_bytes``. MegascopeError where a file cannot be read or is empty."""
     limit = config.limit_bytes
     if config.text is not None:
-        try:
-            with config.text.open("rb") as file:
-                text = file.read() if limit is None else file.read(limit)
-        except OSError as error:
-            raise MegascopeError(f"Cannot read the text {config.text}: {error.strerror}. Check the path.") from error
+        with open_text(config.text) as file:
+            text = file.read() if limit is None else file.read(limit)
         where = str(config.text)
     else:
         parts, size = [], 0
@@ -77,7 +83,5 @@ def _import_tokenizers() -> Any:
     try:
         import tokenizers  # noqa: PLC0415  (an extra)
     except ImportError as error:
-        raise UsageError(
-            "data.tokenizer is bpe, but the package tokenizers is not installed: pip install 'megascope[bpe]'."
-        ) from error
+        raise UsageError(NO_TOKENIZERS) from error
     return tokenizers

@@ -33,6 +33,25 @@ def splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         return values ^ (values >> np.uint64(31))
 
 
+def check_length(tokens: int, config: TrainConfig) -> None:
+    """Raise MegascopeError where a text of so many tokens has a part that is shorter than one sequence."""
+    needed = [Split.TRAIN, *([Split.EVAL] if config.train.eval_every else [])]
+    length = config.model.sequence + 1
+    for split, (low, high) in _parts(tokens, config).items():
+        if split in needed and high - low < length:
+            use = "training" if split is Split.TRAIN else "evaluation"
+            raise MegascopeError(
+                f"The text has {high - low} tokens for {use}, fewer than one sequence of {length}: "
+                "give a longer text, or change data.eval_share or model.sequence."
+            )
+
+
+def _parts(tokens: int, config: TrainConfig) -> dict[Split, tuple[int, int]]:
+    """First token and end of both parts."""
+    border = tokens - int(tokens * config.data.eval_share)
+    return {Split.TRAIN: (0, border), Split.EVAL: (border, tokens)}
+
+
 class Batches:
     """Draws sequences from a text. Its last ``eval_share`` is for evaluation, the rest for training.
 
@@ -43,17 +62,8 @@ class Batches:
         self._tokens = tokens
         self._length = config.model.sequence + 1
         self._seed, self._batch = config.train.seed, config.train.batch
-        border = len(tokens) - int(len(tokens) * config.data.eval_share)
-        self._parts = {Split.TRAIN: (0, border), Split.EVAL: (border, len(tokens))}
-        needed = [Split.TRAIN, *([Split.EVAL] if config.train.eval_every else [])]
-        for split in needed:
-            low, high = self._parts[split]
-            if high - low < self._length:
-                use = "training" if split is Split.TRAIN else "evaluation"
-                raise MegascopeError(
-                    f"The text has {high - low} tokens for {use}, fewer than one sequence of {self._length}: "
-                    "give a longer text, or change data.eval_share or model.sequence."
-                )
+        check_length(len(tokens), config)
+        self._parts = _parts(len(tokens), config)
 
     def rows(self, split: Split, number: int, first: int, last: int) -> npt.NDArray[np.int64]:
         """Sequences first to last - 1 of batch ``number``: [last - first, sequence + 1] token ids."""

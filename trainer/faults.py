@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -99,8 +99,12 @@ def parse_fault(text: str) -> Fault:
         raise UsageError(f"The fault {text!r} has a value that cannot be read ({error}): use numbers.") from error
     is_empty = fault.last_step is not None and fault.last_step < fault.first_step
     is_fast = fault.factor is not None and not 1 < fault.factor < 1e6
-    if is_empty or is_fast or (fault.delay_ms is not None and not 0 < fault.delay_ms < 1e9) or min(fault.ranks) < 0:
-        raise UsageError(f"The fault {text!r} would do nothing: factor above 1, delay_ms above 0, to not before from.")
+    is_short = fault.delay_ms is not None and not 0 < fault.delay_ms < 1e9
+    if is_empty or is_fast or is_short or min(*fault.ranks, fault.first_step, fault.attempt or 0) < 0:
+        raise UsageError(
+            f"The fault {text!r} would do nothing: give ranks, steps and attempts from 0, a factor above 1, a delay_ms "
+            "above 0, and a to that is not before from."
+        )
     return fault
 
 
@@ -136,14 +140,16 @@ class FaultSwitches:
         self.active = bool(self._faults)
         self._recorder = recorder
         self._step = -1
-        self._acted: set[str] = set()
+        self._acted: dict[str, int] = {}
+        self._ended: set[str] = set()
         self._factors: list[float | None] = []
         self._thread = threading.get_ident()
         self._busy_since_ns = self._owed_ns = 0
 
     def step(self, number: int) -> None:
-        """Begin a step; a kill without a segment acts here."""
+        """Begin a step; a kill without a segment acts here, and faults whose last step is over end."""
         self._step = number
+        self._end(fault for fault in self._faults if fault.last_step is not None and fault.last_step < number)
         for fault in self._acting(FaultKind.KILL):
             if not fault.segments:
                 self._kill(fault)
@@ -156,7 +162,7 @@ class FaultSwitches:
         if threading.get_ident() != self._thread:  # a checkpoint that is written beside training
             return
         self.pause()
-        factor = None
+        factor = self._factors[-1] if self._factors else None  # what lies inside a slow segment is slow too
         for fault in self._acting(FaultKind.SLOW):
             if segment in (fault.segments or ("forward", "backward")):
                 self._note(fault)
@@ -231,14 +237,26 @@ class FaultSwitches:
     def _acting(self, *kinds: FaultKind) -> list[Fault]:
         return [fault for fault in self._faults if fault.kind in kinds and fault.covers(self._step)]
 
+    def close(self) -> None:
+        """The run ends, and what acts until then."""
+        self._end(self._faults)
+
     def _note(self, fault: Fault) -> None:
+        """Record that a fault acts for the first time; a kill has no later moment for its end."""
         if fault.text not in self._acted:
-            self._acted.add(fault.text)
-            self._recorder.fault(as_row(fault, time.monotonic_ns()))
+            now = self._acted[fault.text] = time.monotonic_ns()
+            self._recorder.fault(as_row(fault, now, now if fault.kind is FaultKind.KILL else None))
+
+    def _end(self, faults: Iterable[Fault]) -> None:
+        """Record once more, under the same id, those that have acted and now act no longer."""
+        for fault in faults:
+            if fault.text in self._acted and fault.text not in self._ended:
+                self._ended.add(fault.text)
+                self._recorder.fault(as_row(fault, self._acted[fault.text], time.monotonic_ns()))
 
 
-def as_row(fault: Fault, first_ns: int) -> dict[str, Any]:
-    """A row of the table ``faults``; ``first_ns`` is on the monotonic clock, as all times of the metadata."""
+def as_row(fault: Fault, first_ns: int, last_ns: int | None) -> dict[str, Any]:
+    """A row of the table ``faults``; moments are on the monotonic clock, as all times of the metadata."""
     return {
         "fault": fault.text,
         "kind": str(fault.kind),
@@ -250,5 +268,5 @@ def as_row(fault: Fault, first_ns: int) -> dict[str, Any]:
         "first_step": fault.first_step,
         "last_step": fault.last_step,
         "first_ns": first_ns,
-        "last_ns": None,
+        "last_ns": last_ns,
     }

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 from .config import ModelConfig, Precision
 
+BF16, FP32, FP64 = Precision.BF16, Precision.FP32, Precision.FP64
 PEAK_FLOPS: dict[str, dict[Precision, float]] = {
-    "H200": {Precision.BF16: 989e12, Precision.FP32: 67e12, Precision.FP64: 67e12},
-    "H100 PCIe": {Precision.BF16: 756e12, Precision.FP32: 51e12, Precision.FP64: 51e12},
-    "H100": {Precision.BF16: 989e12, Precision.FP32: 67e12, Precision.FP64: 67e12},
-    "A100": {Precision.BF16: 312e12, Precision.FP32: 19.5e12, Precision.FP64: 19.5e12},
-    "L40S": {Precision.BF16: 362e12, Precision.FP32: 91.6e12},
-    "L4": {Precision.BF16: 121e12, Precision.FP32: 30.3e12},
-    "V100": {Precision.FP32: 15.7e12, Precision.FP64: 7.8e12},
+    "H200 NVL": {BF16: 835e12, FP32: 60e12, FP64: 60e12},
+    "H200": {BF16: 989e12, FP32: 67e12, FP64: 67e12},
+    "H100 NVL": {BF16: 835e12, FP32: 60e12, FP64: 60e12},
+    "H100 PCIe": {BF16: 756e12, FP32: 51e12, FP64: 51e12},
+    "H100 HBM3": {BF16: 989e12, FP32: 67e12, FP64: 67e12},
+    "A100 SXM4": {BF16: 312e12, FP32: 19.5e12, FP64: 19.5e12},
+    "A100 PCIe": {BF16: 312e12, FP32: 19.5e12, FP64: 19.5e12},
+    "L40S": {BF16: 362e12, FP32: 91.6e12},
+    "L40": {BF16: 181e12, FP32: 90.5e12},
+    "L4": {BF16: 121e12, FP32: 30.3e12},
+    "V100 SXM2": {FP32: 15.7e12, FP64: 7.8e12},
+    "V100 PCIe": {FP32: 14e12, FP64: 7e12},
 }
-"""Dense peak FLOP/s from NVIDIA's data sheets, by a part of the device's name; the first that matches holds.
+"""Dense peak FLOP/s from NVIDIA's data sheets, by words of the device's name; the first with all its words there holds.
 
-fp64 counts tensor cores where there are any; fp32 is without TF32.
+fp64 counts tensor cores where there are any; fp32 is without TF32. A part of a device (MIG) has no peak here.
 """
 
 
@@ -37,9 +45,10 @@ def flops_per_token(model: ModelConfig) -> float:
 
 
 def peak_flops(device_name: str | None, precision: Precision) -> float | None:
-    """Peak FLOP/s of one device; None for a CPU or an unknown device."""
-    for part, peaks in PEAK_FLOPS.items():
-        if device_name is not None and part in device_name:
+    """Peak FLOP/s of one device, from the name that CUDA gives it; None for a CPU or an unknown device."""
+    words = set(re.split(r"[\s-]+", (device_name or "").upper()))
+    for name, peaks in PEAK_FLOPS.items():
+        if words.issuperset(name.upper().split()) and "MIG" not in words:
             return peaks.get(precision)
     return None
 

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from ..profiler.errors import MegascopeError
-from ..profiler.identity import RUN_VARIABLE, mint_run
-from .config import TrainConfig
+from ..profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE, mint_run, next_attempt_in
+from ..profiler.opening import default_spool
+from .config import RecordConfig, TrainConfig
+from .inputs import check_inputs
 from .worker import place_from_environment, run_worker
 
 log = logging.getLogger(__name__)
@@ -30,33 +32,43 @@ PRELOADED = ("torch.fx.experimental.symbolic_shapes", "torch.distributed.device_
 _PR_SET_PDEATHSIG = 1
 
 
-def train(config: TrainConfig, nproc: int | None = None, *, environment: Mapping[str, str] | None = None) -> int:
+def train(
+    config: TrainConfig,
+    nproc: int | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    name: str = "train",
+) -> int:
     """Train as the rank that the environment names, or else start ``nproc`` ranks (None: as many as the layout has).
 
-    Returns the exit code. Raises UsageError for a layout that the number of processes does not fit.
+    ``name`` is the beginning of the run's name where nobody has given it one, such as the stem of the configuration's
+    file. Returns the exit code. Raises what `launch` raises.
     """
     place = place_from_environment(os.environ)
     if place is None:
-        return launch(config, nproc or config.topology().world_size, environment=environment or {})
+        count = config.topology().world_size if nproc is None else nproc
+        return launch(config, count, environment=environment or {}, name=name)
     config.validate(place.world_size)
-    for name, value in (environment or {}).items():
-        os.environ[name] = value
-    return _guarded(lambda: run_worker(config, progress=_say))
+    os.environ.update(environment or {})
+    return _guarded(lambda: run_worker(config, progress=_say, name=name))
 
 
-def launch(config: TrainConfig, nproc: int, *, environment: Mapping[str, str]) -> int:
+def launch(config: TrainConfig, nproc: int, *, environment: Mapping[str, str], name: str = "train") -> int:
     """Run ``nproc`` ranks on this host until all have ended.
 
-    ``environment`` is added to theirs. Returns 0, the exit code of the first rank that failed, or 130 after Ctrl-C;
-    then all ranks are ended: SIGTERM, and SIGKILL after a grace of 5 seconds.
+    ``environment`` is added to theirs before they look for a device: CUDA_VISIBLE_DEVICES="" trains on the CPU.
+    Returns 0, the exit code of the first rank that failed, or 130 after Ctrl-C; then all ranks are ended: SIGTERM, and
+    SIGKILL after a grace of 5 seconds. Raises UsageError for a layout that the number of processes does not fit, and
+    MegascopeError for a text or a checkpoint folder that cannot be used, before any rank is started.
     """
     config.validate(nproc)
-    for name in PRELOADED:
-        importlib.import_module(name)
+    check_inputs(config)
+    for module in PRELOADED:
+        importlib.import_module(module)
     with socket.create_server(("127.0.0.1", 0), backlog=max(64, nproc)) as server:
         port = server.getsockname()[1]
         common = {**environment, "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "MEGASCOPE_PORT": str(port)}
-        common.setdefault(RUN_VARIABLE, config.record.run or mint_run("train"))
+        _name(config.record, common, name)
         if sys.platform == "linux":
             common.setdefault("GLOO_SOCKET_IFNAME", "lo")
         children = _Children()
@@ -65,6 +77,15 @@ def launch(config: TrainConfig, nproc: int, *, environment: Mapping[str, str]) -
                 children.fork(rank, lambda rank=rank: _child(config, rank, common, server))  # type: ignore[misc]
             server.close()
             return children.wait()
+
+
+def _name(record: RecordConfig, environment: dict[str, str], prefix: str) -> None:
+    """Add run and attempt to the ranks' environment, where neither they nor the configuration have them."""
+    run = record.run or environment.get(RUN_VARIABLE) or os.environ.get(RUN_VARIABLE) or mint_run(prefix)
+    environment[RUN_VARIABLE] = run
+    if record.attempt is None and ATTEMPT_VARIABLE not in {**os.environ, **environment}:
+        spool = record.spool or default_spool(record.store)
+        environment[ATTEMPT_VARIABLE] = str(next_attempt_in(record.store, spool)(run))
 
 
 def _child(config: TrainConfig, rank: int, common: Mapping[str, str], server: socket.socket) -> int:

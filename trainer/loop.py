@@ -26,6 +26,7 @@ from .model import LOSS_DTYPES, ModelChunk
 from .optim import ShardedAdamW, learning_rate
 from .pipeline import Pipeline
 from .probe import Probe
+from .readback import Readback
 from .schedule import as_rows, training_schedule, virtual_stage
 from .topology import build_mesh, groups_across_hosts
 
@@ -45,34 +46,6 @@ class TrainResult:
     grad_norms: list[float] = field(default_factory=list)
     eval_losses: dict[int, float] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
-
-
-class Readback:
-    """Brings small results to the host without a wait on a device: they are read once their copy is complete."""
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[int, Tensor, Any]] = []
-
-    def push(self, step: int, values: Tensor) -> None:
-        """Take over the results of a step."""
-        if not values.is_cuda:
-            self._pending.append((step, values, None))
-            return
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending.append((step, host, event))
-
-    def ready(self, *, wait: bool = False) -> list[tuple[int, list[float]]]:
-        """(step, values) of what has arrived, in order; all of it with ``wait``."""
-        result = []
-        while self._pending and (self._pending[0][2] is None or wait or self._pending[0][2].query()):
-            step, values, event = self._pending.pop(0)
-            if event is not None:
-                event.synchronize()
-            result.append((step, values.tolist()))
-        return result
 
 
 class Trainer:
@@ -116,7 +89,7 @@ class Trainer:
         self._checkpointer: Checkpointer | None = None
         if config.checkpoint.folder is not None:
             self._checkpointer = Checkpointer(config, mesh, self.optimizer, self._world, self._probe)
-        self._readback = Readback()
+        self._readback = Readback(torch.cuda if device.type == "cuda" else None)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         self._peak = peak_flops(name, config.model.precision)
         self._logged_step, self._logged_ns = 0, 0
@@ -151,10 +124,10 @@ class Trainer:
     def run(self) -> TrainResult:
         """Train from where the newest checkpoint ends to the last step."""
         start = 0
-        if self._checkpointer is not None and self._config.checkpoint.resume:
-            start = self._checkpointer.restore()
+        if self._checkpointer is not None:
+            start = self._checkpointer.begin()
             if start and self._progress is not None:
-                self._progress(f"resumed after step {start - 1}")
+                self._progress(f"resumed at step {start}/{self._config.train.steps}")
         result = TrainResult(start)
         self.funnel.traffic.clear()
         self._logged_step, self._logged_ns = start, time.monotonic_ns()
@@ -165,6 +138,7 @@ class Trainer:
             for step in range(start, self._config.train.steps):
                 self._step(step, result)
         finally:
+            self._switches.close()
             gc.enable()
             gc.unfreeze()
         self._recorder.end_step()
@@ -175,10 +149,12 @@ class Trainer:
         train = self._config.train
         self._recorder.step(step)
         self._switches.step(step)
-        began_ns = time.monotonic_ns()
+        self._readback.begin()
         batch = self._loader.load(Split.TRAIN, step)
-        self.pipeline.train_step(batch, lambda loss: self._readback.push(step, self.optimizer.step(step, loss)))
-        self._report(result, time.monotonic_ns() - began_ns)
+        metrics: list[Tensor] = []
+        self.pipeline.train_step(batch, lambda loss: metrics.append(self.optimizer.step(step, loss)))
+        self._readback.push(step, metrics[0])
+        self._report(result)
         if train.eval_every and (step + 1) % train.eval_every == 0:
             self._evaluate(step, result)
         every = self._config.checkpoint.every
@@ -188,16 +164,17 @@ class Trainer:
             with self._probe.span("gc"):
                 gc.collect(1)
 
-    def _report(self, result: TrainResult, duration_ns: int | None = None, *, wait: bool = False) -> None:
+    def _report(self, result: TrainResult, *, wait: bool = False) -> None:
         """Note the metrics that have arrived: on a CPU this step's, on a device perhaps an earlier one's."""
         train, model = self._config.train, self._config.model
         tokens = train.batch * model.sequence
         world = self._world.size
-        for step, (loss, norm) in self._readback.ready(wait=wait):
+        for done in self._readback.ready(wait=wait):
+            step, (loss, norm) = done.step, done.values
             result.losses.append(loss)
             result.grad_norms.append(norm)
             rate = learning_rate(train, step)
-            mfu = None if duration_ns is None else utilization(model, tokens * 1e9 / duration_ns, world, self._peak)
+            mfu = utilization(model, tokens * 1e9 / done.duration_ns, world, self._peak)
             self._recorder.step_metrics(step, loss=loss, grad_norm=norm, tokens=tokens, mfu=mfu, learning_rate=rate)
             if self._progress is not None and ((step + 1) % train.log_every == 0 or step + 1 == train.steps):
                 now = time.monotonic_ns()

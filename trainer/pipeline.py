@@ -174,11 +174,11 @@ class Pipeline:
         if received is not None and self._is_training:
             received.requires_grad_()
         inputs = received if received is not None else self._tokens(action.microbatch)[:, :-1].t()
-        name = "forward" if self._is_training else "eval_forward"
+        name, loss_name = ("forward", "loss") if self._is_training else ("eval_forward", "eval_loss")
         with self._probe.span(name, action.microbatch, action.chunk):
             output = chunk(inputs)
             if chunk.is_last:
-                with self._probe.span("loss", action.microbatch, action.chunk):
+                with self._probe.span(loss_name, action.microbatch, action.chunk):
                     output = chunk.loss(output, self._tokens(action.microbatch)[:, 1:].t())
         if chunk.is_last:
             self._add_loss(output.detach())

@@ -22,6 +22,7 @@ KINDS = {
     "optimizer": SegmentKind.OPTIMIZER,
     "eval": SegmentKind.EVAL,
     "eval_forward": SegmentKind.EVAL,
+    "eval_loss": SegmentKind.EVAL,
     "checkpoint_stage": SegmentKind.CHECKPOINT,
     "checkpoint_write": SegmentKind.CHECKPOINT,
     "gc": SegmentKind.GC,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def check_config(config: TrainConfig, world_size: int) -> None:
 
 def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
     model, parallel, train = config.model, config.parallel, config.train
-    at_least = {
+    at_least: dict[int, dict[str, float]] = {
         1: {
             "model.layers": model.layers,
             "model.width": model.width,
@@ -43,10 +44,15 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
             "train.microbatches": train.microbatches,
             "train.log_every": train.log_every,
             "train.eval_batches": train.eval_batches,
+            "data.limit_bytes": 1 if config.data.limit_bytes is None else config.data.limit_bytes,
             "checkpoint.keep": config.checkpoint.keep,
         },
         0: {
+            "model.init_std": model.init_std,
             "parallel.recv_ahead": parallel.recv_ahead,
+            "train.min_learning_rate": train.min_learning_rate,
+            "train.weight_decay": train.weight_decay,
+            "train.seed": train.seed,
             "train.warmup_steps": train.warmup_steps,
             "train.eval_every": train.eval_every,
             "checkpoint.every": config.checkpoint.every,
@@ -55,9 +61,16 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
     }
     for least, settings in at_least.items():
         for name, value in settings.items():
-            yield value < least, f"{name} is {value}, but it must be at least {least}: change it."
-    for name, number in (("learning_rate", train.learning_rate), ("clip", train.clip), ("epsilon", train.epsilon)):
-        yield not number > 0, f"train.{name} is {number}, but it must be above 0: change it."
+            yield not least <= value < math.inf, f"{name} is {value}, but it must be at least {least}: change it."
+    yield train.seed >= 2**63, f"train.seed is {train.seed}, but it must be below 2**63: change it."
+    above_zero = {
+        "model.rotary_base": model.rotary_base,
+        "train.learning_rate": train.learning_rate,
+        "train.clip": train.clip,
+        "train.epsilon": train.epsilon,
+    }
+    for name, number in above_zero.items():
+        yield not 0 < number < math.inf, f"{name} is {number}, but it must be above 0, and finite: change it."
     for name, number in (("beta1", train.beta1), ("beta2", train.beta2)):
         yield not 0 <= number < 1, f"train.{name} is {number}, but it must lie in [0, 1): change it."
     share = config.data.eval_share
@@ -118,7 +131,7 @@ def _divisions(config: TrainConfig, _: int) -> Iterator[Problem]:
     )
 
 
-def _others(config: TrainConfig, world_size: int) -> Iterator[Problem]:
+def _others(config: TrainConfig, _: int) -> Iterator[Problem]:
     checkpoint = config.checkpoint
     yield (
         checkpoint.every > 0 and checkpoint.folder is None,
@@ -132,9 +145,7 @@ def _others(config: TrainConfig, world_size: int) -> Iterator[Problem]:
         config.data.tokenizer == "bpe" and config.model.vocabulary < 257,
         f"Byte-pair encoding needs more than 256 tokens, but model.vocabulary is {config.model.vocabulary}: raise it.",
     )
-    from .faults import parse_fault  # noqa: PLC0415  (faults imports the recorder; this module stays light)
+    from .fault_checks import check_faults  # noqa: PLC0415  (it imports the recorder; this module stays light)
 
-    for text in config.fault:
-        fault = parse_fault(text)
-        outside = [rank for rank in fault.ranks if rank >= world_size]
-        yield bool(outside), f"The fault {text!r} names rank {outside}, but there are only ranks 0 to {world_size - 1}."
+    for sentence in check_faults(config):
+        yield True, sentence

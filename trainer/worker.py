@@ -6,20 +6,23 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from ..profiler.agent_process import serve_fallback
 from ..profiler.errors import MegascopeError, UsageError
-from ..profiler.identity import identify
+from ..profiler.identity import RUN_VARIABLE, identify, next_attempt_in
 from ..profiler.null import NullRecorder
 from ..profiler.opening import RecorderSettings, default_spool, open_recorder
 from ..profiler.session import install
+from ..profiler.vocabulary import SegmentKind
 from .comm import AnyRecorder
 from .config import TrainConfig
+from .inputs import check_inputs
 from .loop import Progress, Trainer, TrainResult
 
 log = logging.getLogger(__name__)
@@ -61,21 +64,28 @@ def run_worker(
     *,
     progress: Progress | None = None,
     rendezvous: socket.socket | None = None,
+    name: str = "train",
 ) -> TrainResult:
     """Train as the rank that the environment names; initialises the process group if that was not done.
 
-    ``recorder`` None opens one as the configuration says. ``rendezvous`` is rank 0's listening socket, if it was
-    given one. Raises what training raised, after noting it in the recorder.
+    ``recorder`` None opens one as the configuration says; ``name`` is the beginning of the run's name where nobody has
+    given it one. ``rendezvous`` is rank 0's listening socket, if it was given one. Raises what training raised, after
+    noting it in the recorder.
     """
     place = place_from_environment(os.environ)
     if place is None:
         raise UsageError("RANK and WORLD_SIZE are not in the environment: start this under torchrun, or with --nproc.")
     config.validate(place.world_size)
+    check_inputs(config)
     device = _choose_device(place)
     if recorder is None:
-        recorder = open_worker_recorder(config, place, device)
+        if not _has_name(config, os.environ):
+            _join(config, place, device, rendezvous)  # all ranks take the name from rank 0, which they meet only there
+        recorder, config = open_worker_recorder(config, place, device, name)
     try:
-        _join(config, place, device, rendezvous)
+        if not dist.is_initialized():
+            with recorder.span(recorder.segment("rendezvous", SegmentKind.INIT)):
+                _join(config, place, device, rendezvous)
         result = Trainer(config, recorder, device, progress if place.rank == 0 else None).run()
         dist.destroy_process_group()
     except KeyboardInterrupt:
@@ -89,24 +99,44 @@ def run_worker(
     return result
 
 
-def open_worker_recorder(config: TrainConfig, place: Place, device: torch.device) -> AnyRecorder:
-    """The recorder of a rank, in the spool, run and attempt that the configuration names."""
-    if not config.record.enabled:
-        return NullRecorder()
+def _has_name(config: TrainConfig, environment: Mapping[str, str]) -> bool:
+    """Whether each rank can tell the run's name by itself. Then the rendezvous is recorded too: jobs get stuck there.
+
+    torchrun's run id is "none" where it was not given one.
+    """
+    return bool(
+        not config.record.enabled
+        or config.record.run
+        or environment.get(RUN_VARIABLE)
+        or environment.get("TORCHELASTIC_RUN_ID", "none") != "none"
+    )
+
+
+def open_worker_recorder(
+    config: TrainConfig, place: Place, device: torch.device, name: str
+) -> tuple[AnyRecorder, TrainConfig]:
+    """The recorder of a rank, and the configuration with the run and the attempt that it is in."""
+    record = config.record
+    if not record.enabled:
+        return NullRecorder(), config
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    who = identify(config.record.run, config.record.attempt)
+    spool = record.spool or default_spool(record.store)
+    who = identify(record.run, record.attempt, next_attempt=next_attempt_in(record.store, spool), prefix=name)
     settings = RecorderSettings(
         run=who.run,
         attempt=who.attempt,
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
-        spool=config.record.spool or default_spool(config.record.store),
+        local_world_size=place.local_world_size,
+        spool=spool,
         device=uuid,
     )
     recorder = open_recorder(settings)
+    if (agent := serve_fallback(recorder, spool, record.store.absolute())) is not None:
+        agent.leave()
     install(recorder)
-    return recorder
+    return recorder, replace(config, record=replace(record, run=who.run, attempt=who.attempt))
 
 
 def _choose_device(place: Place) -> torch.device:

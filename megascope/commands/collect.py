@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ..profiler.opening import default_spool
 
@@ -15,9 +16,14 @@ def collect(
     /,
     *,
     store: Annotated[Path, Parameter(help="Folder to write the tables to.")],
-    idle_exit: Annotated[float | None, Parameter(help="End when nothing was left for so many seconds.")] = None,
+    idle_exit: Annotated[
+        float | None, Parameter(help="End when nothing was left for so many seconds.", validator=Number(gte=0))
+    ] = None,
     quota_gib: Annotated[
-        float | None, Parameter(help="Most that the store may grow to: by default 20, or a tenth of the disk if less.")
+        float | None,
+        Parameter(
+            help="Most that the store may grow to: by default 20, or a tenth of the disk.", validator=Number(gt=0)
+        ),
     ] = None,
 ) -> int:
     """Run this host's agent: it turns black boxes into tables, and samples what is in flight.

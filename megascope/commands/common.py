@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..profiler.errors import UsageError
+from ..profiler.errors import MegascopeError, UsageError
 
 if TYPE_CHECKING:
     from ..collectors.store import Attempt, Store
+
+MAX_RANKS = 1_000_000
 
 StorePath = Annotated[Path, Parameter(help="Folder of the store.")]
 Run = Annotated[str | None, Parameter(help="Run to look at; the newest by default.")]
 AttemptNumber = Annotated[int | None, Parameter(name="--attempt", help="Attempt of the run; the newest by default.")]
 Steps = Annotated[str | None, Parameter(help="Steps FIRST:LAST, both included; either may be left out.")]
 Ranks = Annotated[str | None, Parameter(help="Global ranks, such as 0,3,8-15; all by default.")]
+Since = Annotated[datetime | None, Parameter(help="Only steps that began at or after this moment, UTC.")]
+Until = Annotated[datetime | None, Parameter(help="Only steps that began before this moment, UTC.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object and nothing else.")]
 
 
 def open_attempt(path: Path, run: str | None, attempt: int | None) -> tuple[Store, Attempt]:
-    """Open a store and choose an attempt; says on stderr which files were left out as damaged."""
+    """Open a store and choose an attempt."""
     from ..collectors.store import Store  # noqa: PLC0415
 
     store = Store(path)
@@ -51,6 +58,33 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
     return bounds
 
 
+def choose_steps(
+    store: Store, attempt: Attempt, steps: str | None, since: datetime | None, until: datetime | None
+) -> tuple[int, int] | None:
+    """The steps that ``--steps``, ``--since`` and ``--until`` leave; None for all. A time without a zone is UTC.
+
+    Raises MegascopeError where no step began in that time.
+    """
+    chosen = parse_steps(steps)
+    if since is None and until is None:
+        return chosen
+    bounds = [_nanoseconds(since) if since else 0, _nanoseconds(until) if until else 2**62]
+    found = store.query(
+        "SELECT min(step) AS first, max(step) AS last FROM steps WHERE start_ns >= ? AND start_ns < ?", bounds, attempt
+    ).to_pylist()[0]
+    if found["first"] is None:
+        raise MegascopeError(
+            f"No step of run {attempt.run}, attempt {attempt.attempt} began then: give other --since or --until."
+        )
+    first, last = chosen or (0, 2**62)
+    return max(first, found["first"]), min(last, found["last"])
+
+
+def _nanoseconds(moment: datetime) -> int:
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1e6) * 1000
+
+
 def parse_ranks(text: str | None) -> list[int] | None:
     """``"0,3,8-15"`` to a sorted list. UsageError for anything else."""
     if text is None:
@@ -59,15 +93,20 @@ def parse_ranks(text: str | None) -> list[int] | None:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            ranks.update(range(int(first), int(last or first) + 1))
+            chosen = range(int(first), int(last or first) + 1)
+            if len(ranks) + len(chosen) > MAX_RANKS:
+                raise ValueError
+            ranks.update(chosen)
     except ValueError:
-        raise UsageError(f"--ranks {text} is not a list of ranks: give them as 0,3,8-15.") from None
+        raise UsageError(f"--ranks {text} is not a list of at most {MAX_RANKS} ranks: give them as 0,3,8-15.") from None
     return sorted(ranks)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
-    sys.stdout.write(json.dumps(value, allow_nan=False, default=str) + "\n")
+    """One JSON object on stdout; a number that is not finite is null."""
+    from ..collectors.verdicts import to_json  # noqa: PLC0415
+
+    sys.stdout.write(json.dumps(to_json(value), allow_nan=False, default=str) + "\n")
 
 
 def print_report(renderable: Any) -> None:
@@ -78,3 +117,15 @@ def print_report(renderable: Any) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=120)
     console.print(renderable)
+
+
+@contextmanager
+def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function (done, total) that shows a bar on stderr where that is a terminal."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from ..profiler.errors import MegascopeError
 from ..profiler.identity import mint_run
+from .serve import PORT, require_dashboards
 from .serve import serve as serve_dashboards
 from .stragglers import stragglers
 from .train import load_training, run_job, with_place
@@ -23,9 +24,9 @@ def demo(
         str, Parameter(allow_leading_hyphen=True, help="Settings that win over the demo's, such as --train.steps 60.")
     ],
     folder: Annotated[Path, Parameter(help="Each demo gets a fresh folder in here.")] = Path("runs"),
-    fault: Annotated[bool, Parameter(help="Slow one rank down, to be found.")] = True,
+    healthy: Annotated[bool, Parameter(negative="", help="Slow nobody down: no rank should be named.")] = False,
     serve: Annotated[bool, Parameter(help="Serve the dashboards at the end.")] = True,
-    port: Annotated[int, Parameter(help="Port of the dashboards; a free one if it is taken.")] = 8321,
+    port: Annotated[int, Parameter(help="Port of the dashboards; a free one if it is taken.", validator=PORT)] = 8321,
 ) -> int:
     """Train a small model with tensor, pipeline and data parallelism here, say who was slow, serve the dashboards.
 
@@ -34,18 +35,21 @@ def demo(
 
     Example: megascope demo --no-serve
     """
+    if serve:
+        require_dashboards()  # said before the training, not after it
     run = mint_run("demo")
     place = folder / run
     path = resources.files("megascope.trainer") / "configs" / "demo.toml"
     with resources.as_file(path) as file:
         config = load_training(file, overrides)
     record = dataclasses.replace(config.record, run=run, store=place / "store")
-    config = dataclasses.replace(config, record=record, fault=config.fault if fault else ())
+    config = dataclasses.replace(config, record=record, fault=() if healthy else config.fault)
     place.mkdir(parents=True)
     for line in config.fault:
         sys.stdout.write(f"put in on purpose, to be found: {line}\n")
     sys.stdout.write(f"watch it while it trains: megascope serve {place / 'store'}\n")
-    code = run_job(with_place(config, "demo"), None)
+    # On CPUs, also where there are GPUs: eight small ranks are to run anywhere, and alike.
+    code = run_job(with_place(config, "demo"), None, {"CUDA_VISIBLE_DEVICES": ""})
     if code != 0:
         raise_for(code, place)
     stragglers(place / "store")

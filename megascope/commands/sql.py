@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ..profiler.errors import UsageError
 from .common import AttemptNumber, Json, Run, StorePath, open_attempt, print_json, print_report, report_damage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def sql(
@@ -24,7 +23,7 @@ def sql(
     attempt: AttemptNumber = None,
     json: Json = False,
     as_csv: Annotated[bool, Parameter(name="--csv", negative="", help="Print comma-separated values.")] = False,
-    limit: Annotated[int, Parameter(help="Most rows to print.")] = 10_000,
+    limit: Annotated[int, Parameter(help="Most rows to print.", validator=Number(gte=1))] = 10_000,
 ) -> int:
     """Ask a store in SQL (DuckDB's). It may read the store's tables and nothing else.
 
@@ -39,25 +38,26 @@ def sql(
     opened, chosen = open_attempt(store, run, attempt)
     whole = run is None and attempt is None
     result = run_sql(opened, query, attempt=None if whole else chosen, limits=SqlLimits(rows=limit))
-    rows = result.table
+    names, rows = result.table.column_names, list(zip(*(c.to_pylist() for c in result.table.columns), strict=True))
     if json:
-        print_json({"columns": rows.column_names, "rows": rows.to_pylist(), "truncated": result.truncated})
+        print_json({"columns": names, "rows": rows, "truncated": result.truncated})
     elif as_csv:
         writer = csv.writer(sys.stdout)
-        writer.writerow(rows.column_names)
-        writer.writerows(row.values() for row in rows.to_pylist())
+        writer.writerow(names)
+        writer.writerows(rows)
     else:
-        print_report(_table(rows))
+        print_report(_table(names, rows))
     if result.truncated:
         sys.stderr.write(f"megascope: only the first {limit} rows are shown; raise --limit for more.\n")
     report_damage(opened)
     return 0
 
 
-def _table(rows: pa.Table) -> object:
-    from rich.table import Table  # noqa: PLC0415
+def _table(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> object:
+    from rich.table import Column, Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-    table = Table(*rows.column_names)
-    for row in rows.to_pylist():
-        table.add_row(*("NULL" if value is None else str(value) for value in row.values()))
+    table = Table(*(Column(Text(name)) for name in names))
+    for row in rows:
+        table.add_row(*(Text("NULL" if value is None else str(value)) for value in row))
     return table

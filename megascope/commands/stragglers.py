@@ -6,10 +6,12 @@ from .common import (
     AttemptNumber,
     Json,
     Run,
+    Since,
     Steps,
     StorePath,
+    Until,
+    choose_steps,
     open_attempt,
-    parse_steps,
     print_json,
     print_report,
     report_damage,
@@ -17,9 +19,17 @@ from .common import (
 
 
 def stragglers(
-    store: StorePath, /, *, run: Run = None, attempt: AttemptNumber = None, steps: Steps = None, json: Json = False
+    store: StorePath,
+    /,
+    *,
+    run: Run = None,
+    attempt: AttemptNumber = None,
+    steps: Steps = None,
+    since: Since = None,
+    until: Until = None,
+    json: Json = False,
 ) -> int:
-    """Say which rank, host or stage is slow, with the evidence; or what is missing to tell.
+    """Say which rank or host is slow, with the evidence; or what is missing to tell.
 
     Example: megascope stragglers runs/demo/store --steps 20:
     """
@@ -28,7 +38,7 @@ def stragglers(
     from ..heatmap.verdict import to_json  # noqa: PLC0415
 
     opened, chosen = open_attempt(store, run, attempt)
-    verdict = find_stragglers(opened, chosen, steps=parse_steps(steps))
+    verdict = find_stragglers(opened, chosen, steps=choose_steps(opened, chosen, steps, since, until))
     if json:
         print_json(to_json(verdict))
     else:

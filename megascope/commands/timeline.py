@@ -9,18 +9,36 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..profiler.errors import MegascopeError
-from .common import AttemptNumber, Ranks, Run, Steps, StorePath, open_attempt, parse_ranks, parse_steps, report_damage
+from .common import (
+    AttemptNumber,
+    Json,
+    Ranks,
+    Run,
+    Since,
+    Steps,
+    StorePath,
+    Until,
+    choose_steps,
+    open_attempt,
+    parse_ranks,
+    print_json,
+    progress_of,
+    report_damage,
+)
 
 
 def timeline(
     store: StorePath,
     /,
     *,
-    out: Annotated[Path, Parameter(help="File to write, in the Chrome trace format.")],
+    out: Annotated[Path, Parameter(help="File to write, in the Chrome trace format; .gz compresses it.")],
     run: Run = None,
     attempt: AttemptNumber = None,
     steps: Steps = None,
+    since: Since = None,
+    until: Until = None,
     ranks: Ranks = None,
+    json: Json = False,
 ) -> int:
     """Export spans as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
@@ -29,10 +47,15 @@ def timeline(
     from ..collectors.timeline import export_chrome  # noqa: PLC0415
 
     opened, chosen = open_attempt(store, run, attempt)
+    between = choose_steps(opened, chosen, steps, since, until)
     try:
-        written = export_chrome(opened, chosen, out, ranks=parse_ranks(ranks), steps=parse_steps(steps))
+        with progress_of("spans") as progress:
+            written = export_chrome(opened, chosen, out, ranks=parse_ranks(ranks), steps=between, progress=progress)
     except OSError as error:
         raise MegascopeError(f"Cannot write {out} ({error.strerror}): give another --out.") from error
     report_damage(opened)
-    sys.stdout.write(f"{written} spans written to {out}\n")
+    if json:
+        print_json({"spans": written, "file": str(out)})
+    else:
+        sys.stdout.write(f"{written} spans written to {out}\n")
     return 0

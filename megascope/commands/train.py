@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..profiler.agent_process import start_agent
+from ..profiler.agent_process import HostAgent
 from ..profiler.errors import MegascopeError
-from ..profiler.identity import mint_run
+from ..profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE, mint_run, next_attempt_in
 from ..profiler.opening import default_spool
+from ..profiler.session import OFF_VARIABLE
 
 if TYPE_CHECKING:
     from ..trainer.config import TrainConfig
@@ -40,11 +42,14 @@ def train(
 
     Example: megascope train my.toml --nproc 8 --train.steps 200 --parallel.tp 2
     """
-    chosen = load_training(config, ["--help"] if settings else overrides)
     if settings:
+        from ..trainer.config import print_settings  # noqa: PLC0415
+
+        print_settings()
         return 0
+    chosen = load_training(config, overrides)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _as_rank(chosen)
+        return _as_rank(chosen, config.stem)
     return run_job(with_place(chosen, config.stem), nproc)
 
 
@@ -63,57 +68,72 @@ def load_training(path: Path, overrides: Sequence[str]) -> TrainConfig:
 
 
 def with_place(config: TrainConfig, name: str) -> TrainConfig:
-    """Fill in what a run is called, the next attempt of that run, and its spool."""
-    record = config.record
-    run = record.run or mint_run(name)
-    attempt = record.attempt if record.attempt is not None else _next_attempt(record.store, run)
+    """Fill in what a run is called, the next attempt of that run, and its spool; the environment may say, too."""
+    record, env = config.record, os.environ
+    run = record.run or env.get(RUN_VARIABLE) or mint_run(name)
     spool = record.spool or default_spool(record.store)
-    return dataclasses.replace(config, record=dataclasses.replace(record, run=run, spool=spool, attempt=attempt))
+    attempt = record.attempt
+    if attempt is None:
+        given = env.get(ATTEMPT_VARIABLE)
+        attempt = int(given) if given else next_attempt_in(record.store, spool)(run)
+    enabled = record.enabled and env.get(OFF_VARIABLE, "0") in {"", "0"}
+    return dataclasses.replace(
+        config, record=dataclasses.replace(record, run=run, spool=spool, attempt=attempt, enabled=enabled)
+    )
 
 
-def _next_attempt(store: Path, run: str) -> int:
-    from ..collectors.store import Store  # noqa: PLC0415
-
-    try:
-        known = [attempt.attempt for attempt in Store(store).attempts() if attempt.run == run]
-    except MegascopeError:
-        return 0
-    return max(known, default=-1) + 1
-
-
-def run_job(config: TrainConfig, nproc: int | None) -> int:
+def run_job(config: TrainConfig, nproc: int | None, environment: Mapping[str, str] | None = None) -> int:
     """Start the agent and all ranks on this host; come back when both have ended."""
+    from ..trainer.inputs import check_inputs  # noqa: PLC0415
     from ..trainer.launch import launch  # noqa: PLC0415
 
-    processes = nproc or config.topology().world_size
+    processes = config.topology().world_size if nproc is None else nproc
     config.validate(processes)
-    agent = None
-    if config.record.enabled:
-        assert config.record.spool is not None
-        config.record.store.mkdir(parents=True, exist_ok=True)  # a path that cannot be used is said before training
-        agent = start_agent(config.record.spool, str(config.record.store.absolute()))
-        sys.stdout.write(f"run {config.record.run}, attempt {config.record.attempt}: store {config.record.store}\n")
-        sys.stdout.flush()
+    check_inputs(config)
+    with contextlib.ExitStack() as stack:
+        if config.record.enabled:
+            record = config.record
+            record.store.mkdir(parents=True, exist_ok=True)  # a path that cannot be used is said before training
+            sys.stdout.write(f"run {record.run}, attempt {record.attempt}: store {record.store}\n")
+            sys.stdout.flush()
+            stack.enter_context(agent_of(config))
+        return launch(config, processes, environment=environment or {})
+
+
+@contextlib.contextmanager
+def agent_of(config: TrainConfig) -> Iterator[None]:
+    """An agent beside a job of this host, looked after by a thread; at the end it writes what is left."""
+    assert config.record.spool is not None
+    agent = HostAgent(config.record.spool, config.record.store.absolute())
+    ended = threading.Event()
+
+    def look_after() -> None:
+        while not ended.wait(1.0):
+            agent.ensure()
+
+    agent.start()
+    watch = threading.Thread(target=look_after, name="megascope-agent-watch", daemon=True)
+    watch.start()
     try:
-        return launch(config, processes, environment={})
+        yield
     finally:
-        if agent is not None:
-            end_agent(agent)
+        ended.set()
+        watch.join()
+        if not agent.end():
+            sys.stderr.write("megascope: the agent still writes; it ends by itself.\n")
+            agent.leave()
 
 
-def end_agent(agent: subprocess.Popen[bytes], patience_s: float = 60.0) -> None:
-    """Let the agent write what is left and end."""
-    agent.terminate()
-    try:
-        agent.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        sys.stderr.write("megascope: the agent still writes; it ends by itself.\n")
-
-
-def _as_rank(config: TrainConfig) -> int:
+def _as_rank(config: TrainConfig, name: str) -> int:
     from ..trainer.launch import train as train_rank  # noqa: PLC0415
 
     record = config.record
-    if record.enabled and os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0":
-        start_agent(record.spool or default_spool(record.store), str(record.store.absolute()))
-    return train_rank(config)
+    if not record.enabled or os.environ.get("LOCAL_RANK", os.environ["RANK"]) != "0":
+        return train_rank(config, name=name)
+    spool = record.spool or default_spool(record.store)
+    agent = HostAgent(spool, record.store.absolute())
+    agent.start()
+    try:
+        return train_rank(config, name=name)
+    finally:
+        agent.leave()

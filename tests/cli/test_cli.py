@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.demo_store import small_store
 
 from megascope.cli import VERBS, main
+from support.demo_store import small_store
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -67,13 +68,18 @@ def bad_inputs(folder: Path) -> list[tuple[list[str], int, str]]:
         (["sql", good, "select * from nothing"], 2, "nothing"),
         (["sql", good, "select 1", "--json", "--csv"], 2, "exclude each other"),
         (["serve", str(folder / "empty")], 1, "empty"),
-        (["serve", good, "--port", "99999"], 2, "99999"),
+        (["serve", good, "--port", "99999"], 2, "--port"),
+        (["demo", "--port", "99999"], 2, "--port"),
+        (["sql", good, "select 1", "--limit", "-3"], 2, "--limit"),
+        (["timeline", good, "--out", str(folder / "y.json"), "--ranks", "0-999999999999"], 2, "at most"),
+        (["stragglers", good, "--since", "yesterday"], 2, "--since"),
+        (["collect", "--store", good, "--idle-exit", "0", "--quota-gib", "-1"], 2, "--quota-gib"),
         (["serve", good, "--host", "0.0.0.0"], 2, "--token"),
         (["train", str(folder / "nowhere.toml")], 2, "nowhere.toml"),
         (["train", str(folder / "typo.toml")], 2, "layer"),
         (["train", str(folder / "broken.toml")], 2, "broken.toml"),
         (["train", str(folder / "mesh.toml"), "--nproc", "4"], 2, "but 4 processes"),
-        (["train", str(folder / "mesh.toml"), "--model.layers", "x"], 2, "unable to convert"),
+        (["train", str(folder / "mesh.toml"), "--model.layers", "x"], 2, "not a whole number"),
         (["train", str(folder / "mesh.toml"), "--parallel.tp", "3", "--nproc", "12"], 2, "3"),
         (["train", str(folder / "mesh.toml"), "--record.store", str(folder / "file" / "store")], 1, "cannot be used"),
         (["collect", "--bogus"], 2, "--bogus"),
@@ -87,11 +93,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], int
     return bad_inputs(tmp_path_factory.mktemp("bad"))
 
 
-@pytest.mark.parametrize("number", range(35))
+@pytest.mark.parametrize("number", range(40))
 def test_bad_input_is_one_sentence(
     number: int, cases: list[tuple[list[str], int, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(cases) == 35
+    assert len(cases) == 40
     argv, expected, said = cases[number]
     code, out, err = run(capsys, *argv)
     assert code == expected, err
@@ -126,3 +132,36 @@ def test_json_is_one_object_and_nothing_else(
     assert json.loads(out)["columns"] == ["n"]
     code, out, _ = run(capsys, "sql", good, "select 1 as a, null as b", "--csv")
     assert out.splitlines() == ["a,b", "1,"]
+
+
+def test_sql_shows_whatever_a_query_gives(
+    cases: list[tuple[list[str], int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, odd = cases[3][0][1], "select 1 as a, 2 as a, '[/x] block[attn]' as \"[b]\", 'nan'::double as c"
+    _, out, _ = run(capsys, "sql", good, odd, "--json")
+    assert json.loads(out) == {
+        "columns": ["a", "a", "[b]", "c"],
+        "rows": [[1, 2, "[/x] block[attn]", None]],
+        "truncated": False,
+    }
+    _, out, _ = run(capsys, "sql", good, odd, "--csv")
+    assert out.splitlines() == ["a,a,[b],c", "1,2,[/x] block[attn],nan"]
+    code, out, _ = run(capsys, "sql", good, odd)
+    assert code == 0
+    assert "[/x] block[attn]" in out
+    assert "[b]" in out
+
+
+def test_times_choose_steps(cases: list[tuple[list[str], int, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    good = cases[3][0][1]
+    _, out, _ = run(capsys, "sql", good, "select min(start_ns) from steps", "--json")
+    first = datetime.fromtimestamp(json.loads(out)["rows"][0][0] / 1e9, UTC)
+    for since, spans in ((first - timedelta(seconds=1), 12), (first + timedelta(hours=1), None)):
+        trace = str(Path(good).parent / "trace.json")
+        arguments = ("timeline", good, "--out", trace, "--since", since.strftime("%Y-%m-%dT%H:%M:%S"), "--json")
+        code, out, err = run(capsys, *arguments)
+        if spans is None:
+            assert code == 1
+            assert "No step of run small" in err
+        else:
+            assert json.loads(out)["spans"] == spans

@@ -115,7 +115,7 @@ def test_a_resumed_run_keeps_both_attempts(tmp_path: Path) -> None:
     assert killed.returncode == 128 + 9
     resumed = finished(tmp_path, *arguments, "--train.steps", "12")
     assert resumed.returncode == 0, resumed.stdout
-    assert "resumed after step 5" in resumed.stdout
+    assert "resumed at step 6/12" in resumed.stdout
     attempts = Store(tmp_path / "store").attempts()
     assert [(one.run, one.attempt, one.exit_reason) for one in attempts] == [
         ("faulty", 0, "crashed"),

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from megascope.cli import main
 from megascope.collectors.store import Store
 from megascope.heatmap.matrix import segment_matrix
 from support.commands import environment, relatives, wait_for
-
-from megascope.cli import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 

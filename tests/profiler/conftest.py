@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
 from support.recording import Recorded, settings

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+
 from megascope.profiler import box, vocabulary
 from megascope.profiler.box import BEGIN_BYTES, HEADER_BYTES, RECORD, RECORD_BYTES, BoxLayout, BoxReader
 from megascope.profiler.errors import FormatError

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+
 from megascope.profiler import annotations, opening
-from megascope.profiler.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
+from megascope.profiler.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxLayout, BoxReader
 from megascope.profiler.metadata import read_metadata
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
@@ -236,6 +237,17 @@ def test_a_full_spool_shrinks_the_box_and_then_moves_it(tmp_path: Path, monkeypa
     recorder.close()
 
 
+def test_a_box_takes_only_its_share_of_a_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MB, as containers have it, for eight ranks: half stays free for collectives and data loaders."""
+    room = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    recorder = open_recorder(settings(tmp_path, layout=BoxLayout(), local_world_size=8))
+    assert isinstance(recorder, Recorder)
+    assert recorder.layout.total_bytes <= 4 * 2**20
+    assert recorder.layout.ring_records == 1024
+    recorder.close()
+
+
 def test_without_any_space_training_goes_on_unrecorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +255,7 @@ def test_without_any_space_training_goes_on_unrecorded(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     recorder = open_recorder(settings(tmp_path))
     assert isinstance(recorder, NullRecorder)
     assert "Rank 0 is not recorded" in caplog.text
@@ -258,7 +271,7 @@ def test_a_spool_that_cannot_be_made_falls_back_to_the_temporary_folder(
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     recorder = open_recorder(settings(blocker / "spool"))
     assert isinstance(recorder, Recorder)
-    assert next(tmp_path.glob("megascope-*/spool/run/0/rank-00000.box"))
+    assert next(tmp_path.glob("megascope-*/spool-fallback/run/0/rank-00000.box"))
     recorder.close()
 
 
@@ -323,6 +336,63 @@ def test_steps_metrics_topology_and_exit_are_metadata(recorded: Recorded) -> Non
     assert lines["step"]["duration_ns"] > 0
     assert lines["exit"]["reason"] == "finished"
     assert BoxReader(recorded.box).closed
+
+
+def test_a_short_write_costs_its_own_line_alone(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: real(fd, data[:10]))
+        recorded.recorder.step_metrics(0, loss=1.0)
+    recorded.recorder.step_metrics(1, loss=2.0)
+    assert [line["step"] for line in recorded.metadata() if line["kind"] == "metrics"] == [1]
+    assert BoxReader(recorded.box).metadata_lost == 1
+
+
+def test_numbers_that_do_not_fit_are_absent_and_stop_nothing(recorded: Recorded) -> None:
+    recorder = recorded.recorder
+    segment = recorder.segment("work")
+    for microbatch, chunk in ((2**40, 0), (1, 2**20), ("three", 0), (7, 1)):
+        recorder.end(recorder.begin(segment, microbatch, chunk))  # type: ignore[arg-type]
+    recorder.configuration({("a", "tuple"): 1})  # type: ignore[dict-item]
+    assert recorded.spans()["microbatch"].tolist() == [ABSENT_I32] * 3 + [7]
+    assert len(BoxReader(recorded.box).slots()) == 0
+    assert recorder.metadata_lost == 1
+
+
+def test_an_end_that_comes_after_abandoning_harms_no_other_span(recorded: Recorded) -> None:
+    recorder = recorded.recorder
+    segment = recorder.segment("send", SegmentKind.P2P)
+    first = recorder.begin_async(segment)
+    recorder.abandon(first)
+    recorder.begin_async(segment, microbatch=5)
+    recorder.end_async(first)
+    assert BoxReader(recorded.box).slots()["ended"].tolist() == [0]
+
+
+def test_a_span_that_another_thread_ended_is_nobodys_parent(recorded: Recorded) -> None:
+    recorder = recorded.recorder
+    a, b = recorder.segment("a"), recorder.segment("b")
+    first = recorder.begin(a)
+    top = first.writer.top
+    recorder.end(first)
+    first.writer.top = top  # what a begin that raced with that end leaves behind
+    recorder.end(recorder.begin(b))
+    assert recorded.spans()["parent"].tolist() == [ABSENT_INDEX, ABSENT_INDEX]
+
+
+def test_a_reader_looks_twice_so_that_no_overwritten_record_is_taken(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorded.recorder
+    segment = recorder.segment("work")
+    for number in range(100):
+        recorder.end(recorder.begin(segment, number))
+    reader = BoxReader(recorded.box)
+    heads = iter([100, 2048 + 40, 2048 + 40])  # the writer lapped the reader by 40 records between the two looks
+    monkeypatch.setattr(BoxReader, "head", lambda self, ring: next(heads))
+    result = reader.read_ring(0, 0)
+    assert result.records["microbatch"].tolist() == list(range(41, 100))
+    assert result.lost == 41
 
 
 def test_a_cut_metadata_line_waits_for_its_rest(tmp_path: Path) -> None:

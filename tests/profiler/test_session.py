@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from megascope.profiler import session
-from megascope.profiler.box import BoxReader
-from megascope.profiler.identity import identify
-from megascope.profiler.metadata import read_metadata
-from megascope.profiler.null import NullRecorder
 
 import megascope
+from megascope.profiler import agent_process, session
+from megascope.profiler.box import BoxReader
+from megascope.profiler.identity import identify, next_attempt_in
+from megascope.profiler.metadata import read_metadata
+from megascope.profiler.null import NullRecorder
+from megascope.profiler.opening import RecorderSettings, open_recorder
 
 
 @pytest.fixture
@@ -30,7 +32,8 @@ def box_of(spool: Path) -> BoxReader:
 
 
 def lines_of(spool: Path) -> list[dict[str, Any]]:
-    return [line for _, line in read_metadata(next(spool.glob("*/*/rank-*.meta.jsonl")))]
+    paths = [next(spool.glob(f"*/*/rank-*.{kind}.jsonl")) for kind in ("meta", "steps")]
+    return [line for path in paths for _, line in read_metadata(path)]
 
 
 def test_segments_steps_and_the_decorator_are_recorded(spool: Path) -> None:
@@ -162,4 +165,83 @@ def test_decoys_in_the_working_folder_are_not_imported(tmp_path: Path) -> None:
 
 def test_the_current_recorder_is_off_until_init() -> None:
     assert session.current().enabled is False
-    assert os.name == "posix"
+
+
+def test_a_run_that_is_started_again_gets_the_next_attempt(tmp_path: Path) -> None:
+    find = next_attempt_in(tmp_path / "store", tmp_path / "spool")
+    assert identify("mine", environment={}, next_attempt=find).attempt == 0
+    (tmp_path / "spool" / "mine" / "0").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "run=mine" / "attempt=3").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "run=m%69ne" / "attempt=5").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "run=other" / "attempt=9").mkdir(parents=True)
+    assert identify("mine", environment={}, next_attempt=find).attempt == 6
+    assert identify("mine", 2, environment={}, next_attempt=find).attempt == 2
+
+
+INTERRUPTED = """
+import megascope, sys
+megascope.init(spool=sys.argv[1], agent=False)
+megascope.step(0, loss=object())
+raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupted_script_is_not_a_crash_and_a_bad_metric_does_no_harm(spool: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(spool)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    lines = {line["kind"]: line for line in lines_of(spool)}
+    assert lines["exit"]["reason"] == "interrupted"
+    assert "exception" not in lines
+    assert "metrics" not in lines
+    assert box_of(spool).metadata_lost == 1
+
+
+def test_an_agent_that_cannot_be_started_does_not_stop_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "file").write_text("not a folder")
+    megascope.init(spool=tmp_path / "file" / "spool", store=tmp_path / "store")
+    with megascope.segment("forward"):
+        pass
+    megascope.shutdown()
+    assert "The agent cannot be started" in caplog.text
+
+
+def test_what_had_to_go_to_the_fallback_spool_is_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    blocked = tmp_path / "spool" / "full"
+    blocked.parent.mkdir()
+    blocked.write_text("not a folder")
+    settings = RecorderSettings(run="r", attempt=0, rank=0, world_size=1, spool=blocked)
+    recorder = open_recorder(settings)
+    agent = agent_process.serve_fallback(recorder, blocked, tmp_path / "store")
+    assert agent is not None
+    with recorder.span(recorder.segment("forward")):
+        pass
+    recorder.close()
+    assert agent_process.serve_fallback(NullRecorder(), blocked, tmp_path / "store") is None
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "store").glob("events/**/*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert agent.end(30)
+    assert list((tmp_path / "store").glob("events/run=r/**/*.parquet"))
+
+
+def test_an_agent_that_died_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_process, "CHECK_INTERVAL_NS", 0)
+    agent = agent_process.HostAgent(tmp_path / "spool", tmp_path / "store")
+    agent.start()
+    first = agent._process
+    assert first is not None
+    first.kill()
+    first.wait(10)
+    agent.ensure()
+    second = agent._process
+    assert second is not None
+    assert second.pid != first.pid
+    agent.ensure()
+    assert agent._process is second
+    assert agent.end(30)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from megascope.profiler.errors import MegascopeError, UsageError
 from megascope.profiler.null import NullRecorder
-from megascope.trainer.checkpoint import committed_steps, shard_path, step_folder
+from megascope.trainer.checkpoint_files import committed_steps, shard_path, step_folder
 from megascope.trainer.config import CheckpointConfig, TrainConfig
+from megascope.trainer.inputs import check_inputs
 from megascope.trainer.loop import TrainResult
 from megascope.trainer.worker import run_worker
 from support.forkrun import fork_ranks, run_ranks
@@ -41,12 +46,18 @@ def test_resume_after_sigkill_is_bit_identical(tmp_path: Path) -> None:
     assert committed_steps(tmp_path) == [12, 8]
 
 
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_config(config_with(folder, steps=8))
+    assert committed_steps(folder) == [8, 4]
+    return folder
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(saved_once: Path, tmp_path: Path) -> Path:
     """Two checkpoints of two ranks, after steps 4 and 8."""
-    run_config(config_with(tmp_path, steps=8))
-    assert committed_steps(tmp_path) == [8, 4]
-    return tmp_path
+    return Path(shutil.copytree(saved_once, tmp_path / "saved"))
 
 
 def resume_with_warnings(folder: Path) -> list[tuple[TrainResult, str]]:
@@ -94,6 +105,43 @@ def test_another_layout_is_refused(saved: Path) -> None:
         run_config(config_with(saved, dp=1, pp=2))
 
 
+def test_another_order_of_the_axes_is_refused(tmp_path: Path) -> None:
+    """The same axes in another order put other ranks beside each other: their shards have the same sizes."""
+    run_config(config_with(tmp_path, pp=2, steps=4))
+    config = config_with(tmp_path, pp=2)
+    swapped = replace(config, parallel=replace(config.parallel, order=("dp", "pp", "tp")))
+    with pytest.raises(UsageError, match=r"saved with another axes \(axes pp 2 x dp 2 x tp 1\): use the same, or"):
+        check_inputs(swapped)
+    with pytest.raises(AssertionError, match=r"UsageError: .*saved with another axes"):
+        run_config(swapped)
+
+
+def test_a_used_folder_is_refused_where_nothing_is_to_be_resumed(saved: Path) -> None:
+    """The old checkpoints would push out the new ones, and be what the next start resumes from."""
+    config = config_with(saved)
+    anew = replace(config, checkpoint=replace(config.checkpoint, resume=False))
+    with pytest.raises(UsageError, match=r"resume is false, but .* holds the checkpoint of step 8: give another"):
+        check_inputs(anew)
+    with pytest.raises(AssertionError, match=r"UsageError: checkpoint\.resume is false"):
+        run_config(anew)
+    assert committed_steps(saved) == [8, 4]
+    empty = saved / "empty"
+    results = run_config(replace(anew, checkpoint=replace(anew.checkpoint, folder=empty)))
+    assert [result.start_step for result in results] == [0, 0]
+    assert committed_steps(empty) == [12, 8]
+
+
+def test_what_was_left_half_written_is_removed_and_nothing_else(saved: Path) -> None:
+    half, other = step_folder(saved, 6), saved / "step-by-step"
+    for folder in (half, other):
+        folder.mkdir()
+        (folder / "rank-00000.shard").write_bytes(b"half")
+    run_config(config_with(saved, steps=9))
+    assert not half.exists()
+    assert other.exists()
+    assert committed_steps(saved) == [8, 4]
+
+
 def test_the_description_places_every_element_of_the_model(saved: Path) -> None:
     """Each state of each parameter is covered once by the pieces of all ranks, so that any layout can be built."""
     covered: dict[tuple[str, str], int] = {}
@@ -115,6 +163,23 @@ def test_the_description_places_every_element_of_the_model(saved: Path) -> None:
 def test_an_unwritable_folder_ends_training_with_one_sentence(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    outcome = fork_ranks(1, lambda: run_worker(config_with(blocked, dp=1), NullRecorder()))[0]
+    with pytest.raises(
+        MegascopeError, match=rf"Cannot write checkpoints to {blocked} \(.*\): change checkpoint.folder"
+    ):
+        check_inputs(config_with(blocked, dp=1))
+
+
+def test_a_folder_that_goes_away_ends_training_with_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+
+    def work() -> None:
+        run_worker(config_with(folder, dp=1), NullRecorder(), progress=lambda _: block())
+
+    def block() -> None:
+        if folder.is_dir():
+            folder.rmdir()
+            folder.write_text("not a folder")
+
+    outcome = fork_ranks(1, work)[0]
     assert outcome.error is not None
-    assert f"MegascopeError: Cannot write a checkpoint to {blocked}: " in outcome.error
+    assert f"MegascopeError: Cannot write a checkpoint to {folder} (" in outcome.error

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from megascope.profiler.errors import UsageError
-from megascope.trainer.config import Precision, TrainConfig, load_config
+from megascope.trainer.config import Precision, TrainConfig, load_config, print_settings
 
 FLAG_NAMES = """
 checkpoint.every checkpoint.folder checkpoint.keep checkpoint.resume
@@ -78,10 +82,16 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     [
         ("[model]\nlayer = 3\n", [], r"Cannot read the configuration .*run.toml and its flags: .*layer"),
         ("[model\n", [], r"Cannot read the configuration .*run.toml .*line 1"),
-        ("[model]\nlayers = 'many'\n", [], r"unable to convert \"many\" into int"),
+        ("[model]\nlayers = 'many'\n", [], r"'many' is not a whole number"),
         ("", ["--model.layer", "3"], r"Unknown option: --model.layer"),
         ("", ["--model.precision", "fp8"], r"fp8"),
         ("", ["stray"], r"stray"),
+        ("model = 3\n", [], r"model is a section, not a setting, such as model.layers"),
+        ("", ["--train", "3"], r"train is a section, not a setting, such as train.steps"),
+        ("[train]\nsteps = 10.5\n", [], r"\[train\]\[steps\]: '10.5' is not a whole number"),
+        ("[train]\nsteps = true\n", [], r"'True' is not a whole number"),
+        ("[model]\nwindow = 7.5\n", [], r"'7.5' is not a whole number"),
+        ("", ["--data.limit-bytes", "1.5"], r"--data.limit-bytes: '1.5' is not a whole number"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, content: str, flags: list[str], sentence: str) -> None:
@@ -90,6 +100,27 @@ def test_bad_input_is_one_sentence(tmp_path: Path, content: str, flags: list[str
     with pytest.raises(UsageError, match=sentence) as caught:
         load_config(path, flags)
     assert "\n" not in str(caught.value)
+
+
+def test_whole_numbers_may_be_written_as_in_python() -> None:
+    config = load_config(None, ["--train.steps", "1_000", "--train.seed", "0x10", "--model.window", "+8"])
+    assert (config.train.steps, config.train.seed, config.model.window) == (1000, 16, 8)
+
+
+def test_every_setting_is_shown_with_its_meaning() -> None:
+    console = Console(width=200, file=io.StringIO())
+    print_settings(console)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for flag in FLAGS:
+        assert f"--{flag.replace('_', '-')} " in shown, flag
+    assert re.search(r"--train\.steps INT +Optimizer steps in all, including those of earlier attempts.*100", shown)
+    assert "--parallel.no-overlap" in shown
+
+
+def test_settings_are_shown_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    print_settings()
+    assert "Optimizer steps in all" in capsys.readouterr().out
 
 
 def test_text_has_a_short_flag() -> None:
@@ -133,6 +164,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("--model.vocabulary 100", 1, "Bytes as tokens need a vocabulary of 256"),
         ("--checkpoint.every 5", 1, "set checkpoint.folder too"),
         ("--record.attempt=-1", 1, "record.attempt is -1"),
+        ("--train.seed=-1", 1, "train.seed is -1, but it must be at least 0"),
+        ("--train.seed 9223372036854775808", 1, "it must be below 2**63"),
+        ("--model.init-std=-1", 1, "model.init_std is -1.0, but it must be at least 0"),
+        ("--model.init-std nan", 1, "model.init_std is nan, but it must be at least 0"),
+        ("--model.rotary-base 0", 1, "model.rotary_base is 0.0, but it must be above 0"),
+        ("--train.learning-rate inf", 1, "train.learning_rate is inf, but it must be above 0, and finite"),
+        ("--train.weight-decay=-0.1", 1, "train.weight_decay is -0.1"),
+        ("--data.limit-bytes 0", 1, "data.limit_bytes is 0, but it must be at least 1"),
     ],
 )
 def test_impossible_layouts_are_refused(flags: str, processes: int, sentence: str) -> None:

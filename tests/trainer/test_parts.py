@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megascope.profiler.errors import MegascopeError, UsageError
 from megascope.profiler.topology import Topology
 from megascope.trainer.attention import rotary_table, rotate, window_mask
@@ -49,7 +50,9 @@ def test_an_empty_or_missing_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     with pytest.raises(MegascopeError, match=r"There is no text in .*empty.txt"):
         read_text(DataConfig(text=tmp_path / "empty.txt"))
-    with pytest.raises(MegascopeError, match=r"Cannot read the text .*none.txt: No such file"):
+    with pytest.raises(
+        MegascopeError, match=r"Cannot read the text .*none.txt \(No such file or directory\): check data.text"
+    ):
         read_text(DataConfig(text=tmp_path / "none.txt"))
 
 
@@ -135,12 +138,46 @@ def test_flops_count_what_the_model_multiplies() -> None:
 
 def test_utilization_is_unknown_without_a_peak() -> None:
     model = ModelConfig()
-    assert peak_flops(None, Precision.BF16) is None
-    assert peak_flops("Some GPU", Precision.BF16) is None
-    assert peak_flops("NVIDIA H100 80GB HBM3", Precision.BF16) == 989e12
-    assert peak_flops("NVIDIA H100 PCIe", Precision.BF16) == 756e12
     assert utilization(model, 1e6, 8, None) is None
     assert utilization(model, 1e6, 8, 1e12) == pytest.approx(flops_per_token(model) * 1e6 / 8e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("A100-SXM4-40GB", 312e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L4", 121e12),
+        ("Tesla V100-SXM2-32GB", None),  # it has no bf16
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA RTX 4000 Ada Generation", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H20", None),
+        ("NVIDIA A10", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla V100S-PCIE-32GB", None),
+        ("Some GPU", None),
+        (None, None),
+    ],
+)
+def test_peaks_are_found_by_whole_words(name: str | None, peak: float | None) -> None:
+    assert peak_flops(name, Precision.BF16) == peak
+
+
+def test_peaks_of_other_formats() -> None:
+    assert peak_flops("Tesla V100-SXM2-16GB", Precision.FP64) == 7.8e12
+    assert peak_flops("Tesla V100-PCIE-16GB", Precision.FP32) == 14e12
+    assert peak_flops("Tesla V100S-PCIE-32GB", Precision.FP32) is None
+    assert peak_flops("NVIDIA L4", Precision.FP64) is None
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from megascope.profiler.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
 from megascope.profiler.metadata import MetadataKind, read_metadata
 from megascope.profiler.opening import RecorderSettings, open_recorder
@@ -35,8 +36,9 @@ class Recorded:
         for rank in range(WORLD):
             path = folder / f"rank-{rank:05d}.box"
             lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
-            for _, line in read_metadata(path.with_suffix(".meta.jsonl")):
-                lines[line["kind"]].append(line)
+            for part in (".meta.jsonl", ".steps.jsonl"):
+                for _, line in read_metadata(path.with_suffix(part)):
+                    lines[line["kind"]].append(line)
             self.metadata.append(lines)
             self.spans.append(read_spans(path, lines))
 
@@ -121,7 +123,19 @@ def test_work_is_tagged_with_microbatch_and_chunk(recorded: Recorded) -> None:
             if span["segment"].startswith(("tp_all_gather", "tp_reduce_scatter", "send_", "recv_")):
                 assert (span["chunk"], span["microbatch"]) in everything
             if span["segment"] in ("tp_all_gather", "tp_reduce_scatter"):
-                assert span["parent"] in ("forward", "backward", "loss", "eval_forward")
+                assert span["parent"] in ("forward", "backward", "loss", "eval_forward", "eval_loss")
+
+
+def test_evaluation_has_segments_of_its_own(recorded: Recorded) -> None:
+    """Its loss is no training work: it belongs to the step after which it was computed, without a backward."""
+    for rank, spans in enumerate(recorded.spans):
+        counts = Counter((span["segment"], span["step"]) for span in spans)
+        is_last_stage = rank >= WORLD // 2
+        for step in range(STEPS):
+            assert counts["loss", step] == (MICROBATCHES if is_last_stage else 0)
+            is_evaluated = is_last_stage and step == STEPS - 1
+            assert counts["eval_loss", step] == (MICROBATCHES if is_evaluated else 0)
+            assert counts["eval_forward", step] == (MICROBATCHES * CHUNKS if step == STEPS - 1 else 0)
 
 
 def test_both_ends_of_a_message_carry_the_same_number(recorded: Recorded) -> None:

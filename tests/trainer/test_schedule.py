@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from megascope.profiler.vocabulary import ActionKind
 from megascope.trainer.schedule import (
     Action,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+
 from megascope.trainer.config import Precision, TrainConfig
 from megascope.trainer.loop import TrainResult
 from support.training import run_config, small_config
@@ -118,6 +121,52 @@ def test_traffic_equals_what_the_configuration_implies(layout: dict[str, Any]) -
     for rank, result in enumerate(run_config(config)):
         stage = topology.coordinates(rank)["pp"]
         assert measured_traffic(result) == expected_traffic(config, stage), f"rank {rank}"
+
+
+OUTSIDE_THE_FUNNEL = {
+    "DeviceMesh", "ProcessGroup", "ReduceOp", "destroy_process_group", "device_mesh", "distributed_c10d", "get_rank",
+    "get_world_size", "group", "init_device_mesh", "init_process_group", "is_initialized", "new_group",
+}  # fmt: skip
+"""What other modules may use of torch.distributed: it sets up, ends or names, and moves no tensor."""
+
+
+def test_nothing_but_the_funnel_communicates() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted((Path(__file__).parents[2] / "trainer").glob("*.py")):
+        used = distributed_names(ast.parse(path.read_text()))
+        if path.name != "comm.py":
+            found[path.name] = used - OUTSIDE_THE_FUNNEL
+        else:
+            assert used >= {"all_reduce", "broadcast", "isend", "irecv"}
+    assert len(found) > 15
+    assert {name: used for name, used in found.items() if used} == {}
+
+
+def distributed_names(tree: ast.Module) -> set[str]:
+    """What a module takes from torch.distributed, by whatever name it imports it."""
+    aliases, used = {"torch.distributed"}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname for alias in node.names if alias.name == "torch.distributed" and alias.asname}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch":
+            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "distributed"}
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return used | {node.attr for node in attributes if ast.unparse(node.value) in aliases}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.distributed as dist\ndist.barrier()",
+        "import torch\ntorch.distributed.barrier()",
+        "from torch import distributed as d\nd.barrier()",
+        "from torch.distributed import barrier",
+    ],
+)
+def test_a_collective_is_seen_by_whatever_name(source: str) -> None:
+    assert "barrier" in distributed_names(ast.parse(source))
 
 
 def test_evaluation_is_not_counted_as_training() -> None:

@@ -1,0 +1,57 @@
+"""Checks of what a configuration points at: text, tokenizer and checkpoints; before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from pathlib import Path
+
+from ..collectors.durable import make_folders
+from ..profiler.errors import MegascopeError, UsageError
+from ..profiler.opening import attempt_folder
+from .checkpoint_files import DamagedError, check_unused, committed_steps, layout_of, read_commit
+from .config import Tokenizer, TrainConfig
+from .corpus import NO_TOKENIZERS, open_text
+from .data import check_length
+
+
+def check_inputs(config: TrainConfig) -> None:
+    """Raise UsageError or MegascopeError, one sentence, for what every rank would stumble over one by one.
+
+    Creates the folder of the checkpoints where some are to be written.
+    """
+    if config.record.enabled and config.record.run is not None:
+        attempt_folder(Path(), config.record.run, 0)
+    _check_text(config)
+    if config.checkpoint.folder is not None:
+        _check_checkpoints(config.checkpoint.folder, config)
+
+
+def _check_text(config: TrainConfig) -> None:
+    data = config.data
+    if data.tokenizer is Tokenizer.BPE and importlib.util.find_spec("tokenizers") is None:
+        raise UsageError(NO_TOKENIZERS)
+    sizes = [] if data.limit_bytes is None else [data.limit_bytes]
+    if data.text is not None:
+        with open_text(data.text) as file:
+            sizes.append(os.fstat(file.fileno()).st_size)
+    if sizes:
+        check_length(min(sizes), config)  # a byte is a token at most
+
+
+def _check_checkpoints(folder: Path, config: TrainConfig) -> None:
+    if not config.checkpoint.resume:
+        check_unused(folder)
+    elif steps := committed_steps(folder):
+        with contextlib.suppress(DamagedError):  # `Checkpointer.restore` passes over it
+            read_commit(folder, steps[0], layout_of(config))
+    if not config.checkpoint.every:
+        return
+    try:
+        make_folders(folder)
+        reason = None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+    except OSError as error:
+        reason = error.strerror
+    if reason is not None:
+        raise MegascopeError(f"Cannot write checkpoints to {folder} ({reason}): change checkpoint.folder.")
