@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from megascope.collectors.agent import Agent, AgentSettings
 from megascope.collectors.parquet import conform, sort_rows, write_parquet
 from megascope.collectors.schemas import TABLES

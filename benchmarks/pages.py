@@ -52,7 +52,7 @@ _REDRAW = """async (kind) => {
     for (let turn = 0; turn < 20; turn++) {
         if (kind === "heatmap") widget.scaleBy(turn % 2 ? 1.3 : 1 / 1.3, turn % 2 ? 1.3 : 1 / 1.3, 0.5, 0.5);
         else if (kind === "timeline") widget.zoom(turn % 2 ? 1.25 : 0.8);
-        else if (kind === "scene") { widget.yaw += 0.05; widget.draw(); }
+        else if (kind === "scene") widget.look(widget.yaw + 0.05, widget.pitch);
         else { widget.cursor = turn; widget.draw(); }
         await new Promise((next) => requestAnimationFrame(next));
     }

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import duckdb
 from ..profiler.errors import MegascopeError
 from .health import HealthSampler
 from .locks import FileLock
+from .manifest import check_marker
 from .quota import Quota, default_quota
 from .run_drain import RunDrain
 from .store import Store
@@ -30,6 +32,7 @@ FLUSH_ABOVE_SPANS = 200_000
 class AgentSettings:
     """What the agent reads and writes, and how often. ``run`` and ``attempt`` None mean all in the spool.
 
+    ``lock_patience_s`` is how long an agent waits for another one that serves the same spool to end.
     ``quota_bytes`` None is 20 GiB or a tenth of the disk, whichever is less. ``idle_exit_s`` None runs until a signal.
     ``stop_grace_s`` is how long ranks that are ending too may still say goodbye after SIGTERM or SIGINT.
     """
@@ -47,32 +50,65 @@ class AgentSettings:
     quota_bytes: int | None = None
     idle_exit_s: float | None = None
     stop_grace_s: float = 3.0
+    lock_patience_s: float = 10.0
 
 
 def run_agent(settings: AgentSettings, stop: threading.Event | None = None) -> int:
     """Run until told to stop (SIGTERM, SIGINT, ``stop``) or idle for ``idle_exit_s``; the exit code.
 
-    Where another agent serves the same spool, this one says so and returns 0. Raises MegascopeError for a spool that
-    cannot be made and for a store of a newer schema; a store that cannot be written is waited for.
+    Where another agent serves the same spool, this one waits a little for its end, says so and returns 0. Raises
+    MegascopeError for a spool that cannot be made and for a store of a newer schema; a store that cannot be written is
+    waited for, also beyond ``idle_exit_s``, as long as there are boxes.
     """
     ended = stop or threading.Event()
-    try:
-        settings.spool.mkdir(parents=True, exist_ok=True)
-        lock = FileLock.acquire(settings.spool / "agent.lock") if settings.run is None else None
-    except OSError as error:
-        raise MegascopeError(f"The spool {settings.spool} cannot be used ({error}): give another folder.") from error
-    if settings.run is None and lock is None:
-        log.warning("Another agent serves the spool %s: this one ends.", settings.spool)
-        return 0
+    with contextlib.suppress(OSError):
+        check_marker(settings.store)
+    with _stopped_by_signals(ended):
+        while _serve(settings, ended):
+            log.info("More boxes came to %s while the agent was about to end: it goes on.", settings.spool)
+    return 0
+
+
+def _serve(settings: AgentSettings, ended: threading.Event) -> bool:
+    """The life of one agent, under the spool's lock; whether boxes came too late for it and have no other agent."""
+    lock = None
+    if settings.run is None:
+        lock = _patient_lock(settings, ended)
+        if lock is None:
+            log.warning("Another agent serves the spool %s: this one ends.", settings.spool)
+            return False
     agent = Agent(settings, ended)
     try:
-        with _stopped_by_signals(ended):
-            agent.run()
+        agent.run()
+        known = agent.known_boxes()
     finally:
         agent.close()
         if lock is not None:
             lock.release()
-    return 0
+    return not ended.is_set() and not known.issuperset(_boxes(settings))
+
+
+def _patient_lock(settings: AgentSettings, ended: threading.Event) -> FileLock | None:
+    """The spool's lock. Who holds it may be past its last look at the boxes: that one is given time to end."""
+    give_up_at = time.monotonic() + settings.lock_patience_s
+    try:
+        settings.spool.mkdir(parents=True, exist_ok=True)
+        while True:
+            lock = FileLock.acquire(settings.spool / "agent.lock")
+            if lock is not None or time.monotonic() >= give_up_at or ended.wait(0.1):
+                return lock
+    except OSError as error:
+        raise MegascopeError(f"The spool {settings.spool} cannot be used ({error}): give another folder.") from error
+
+
+def _boxes(settings: AgentSettings) -> Iterator[Path]:
+    """The boxes in the spool that the settings name: in folders of runs, in folders with numbers for names."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(settings.spool.glob("*/*/*.box")):
+            run, attempt = path.parts[-3:-1]
+            is_wanted = attempt.isdecimal() and settings.run in (None, run)
+            if is_wanted and settings.attempt in (None, int(attempt)):
+                yield path
 
 
 class _Timer:
@@ -101,8 +137,11 @@ class Agent:
         self._flush_timer, self._heartbeat_timer = _Timer(settings.flush_s), _Timer(settings.heartbeat_s)
         self._health_timer, self._catalog_timer = _Timer(settings.health_s), _Timer(settings.catalog_s)
         self._busy_at = time.monotonic()
-        self._refused: set[str] = set()
+        self._refused: dict[str, float] = {}
+        self._said: set[str] = set()
         self._catalog_is_stale = False
+        self._reader: Store | None = None
+        self._catalog_version: tuple[object, ...] = ()
 
     def run(self) -> None:
         """Work until there is a reason to stop; then drain and commit once more."""
@@ -147,22 +186,27 @@ class Agent:
 
     def close(self) -> None:
         """Give everything free."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         for run in self.runs.values():
             run.close()
         self.runs.clear()
 
     # -- what there is to do ------------------------------------------------------------------------------------
 
+    def known_boxes(self) -> set[Path]:
+        """Boxes that this agent looked at, and those of runs that another agent holds."""
+        theirs = {path for path in _boxes(self.settings) if path.parts[-3] in self._refused}
+        return theirs.union(*(run.known_boxes for run in self.runs.values()))
+
     def _found(self) -> dict[str, list[int]]:
-        """Attempts in the spool by run: folders of folders with numbers for names, that hold a box."""
-        wanted_run, wanted_attempt = self.settings.run, self.settings.attempt
-        found: dict[str, list[int]] = {}
-        for folder in sorted(self.settings.spool.iterdir()):
-            if not folder.is_dir() or wanted_run not in (None, folder.name):
-                continue
-            numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal() and any(path.glob("*.box"))]
-            found[folder.name] = sorted(number for number in numbers if wanted_attempt in (None, number))
-        return found
+        """Attempts in the spool by run."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for path in _boxes(self.settings):
+            run, attempt = path.parts[-3:-1]
+            found[run].add(int(attempt))
+        return {run: sorted(found[run]) for run in sorted({*self.runs, *found})}
 
     def _hold(self, run: str) -> bool:
         """Whether the run is this agent's; a run that another agent holds is tried again every time."""
@@ -170,13 +214,15 @@ class Agent:
             return True
         drain = RunDrain.open(self.settings.spool, self.settings.store, run)
         if drain is None:
-            if run not in self._refused:
+            since = self._refused.setdefault(run, time.monotonic())
+            if time.monotonic() - since >= self.settings.lock_patience_s and run not in self._said:
                 log.warning("Another agent holds run %s in %s: it is left to that one.", run, self.settings.spool)
-                self._refused.add(run)
-            if run == self.settings.run:
-                self._stop.set()
+                self._said.add(run)
+                if run == self.settings.run:
+                    self._stop.set()
             return False
-        self._refused.discard(run)
+        self._refused.pop(run, None)
+        self._said.discard(run)
         self.runs[run] = drain
         return True
 
@@ -197,23 +243,33 @@ class Agent:
 
     def _sample_health(self) -> None:
         active = [attempt for run in self.runs.values() for attempt in run.attempts.values() if attempt.is_active]
-        if active:
+        if not active:
+            return
+        try:
             rows = self._health.sample()
-            for attempt in active:
-                attempt.outbox.append("health", rows)
+        except (OSError, RuntimeError) as error:  # a container may hide what psutil reads
+            log.debug("No health sample: %s", error)
+            return
+        for attempt in active:
+            attempt.add_health(rows)
 
     def _sweep(self) -> None:
         """Delete what earlier agents had no time to; a store that cannot be written now is none of its business."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, MegascopeError):
             sweep(self.settings.store)
 
     def _write_catalog(self) -> None:
         """Refresh the views for other DuckDB clients; they are a convenience and never a reason to stop."""
+        self._catalog_is_stale = False
         try:
-            with Store(self.settings.store) as store:
-                store.write_catalog()
-            self._catalog_is_stale = False
+            if self._reader is None:
+                self._reader = Store(self.settings.store)
+            self._reader.refresh()
+            if self._reader.version() != self._catalog_version:
+                self._reader.write_catalog()
+                self._catalog_version = self._reader.version()
         except (MegascopeError, OSError, duckdb.Error) as error:
+            self._catalog_is_stale = True
             log.warning("The catalog of %s was not written (%s).", self.settings.store, error)
 
 

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..profiler.errors import FormatError
 from .attempt_tables import run_row, small_tables, worst_exit
 from .incidents import SNAPSHOT_GAP_S, IncidentWatch
-from .outbox import Outbox, Whole
+from .outbox import UNFIT, Outbox, Whole
 from .processes import ProcessSample
 from .rank_drain import RankDrain
 from .rank_metadata import RankMetadata
@@ -55,7 +55,7 @@ class AttemptDrain:
         self.is_over = False
         self.was_over = bool(known.get("over", False))
         self.outbox = Outbox(replaces=not self.was_over)
-        self._boxes: dict[str, Mapping[str, Any]] = dict(known.get("boxes", {}))
+        self._boxes: dict[str, Any] = dict(known.get("boxes", {}))
         self._start_ns: int | None = known.get("start_ns")
         name = f"{run}/{attempt}/{socket.gethostname()}"
         self._incidents = IncidentWatch(name, stall_s, SNAPSHOT_GAP_S, known.get("incidents"))
@@ -63,12 +63,14 @@ class AttemptDrain:
         self._given_up = set() if given_up is None else given_up
         self._described = -1
         self._said_goodbye: set[Path] = set()
+        self._staged: dict[str, Any] = {}
+        self._problems: set[str] = set()
 
     def state(self) -> dict[str, Any]:
         """For a later agent; it belongs to what was staged last."""
-        boxes = {rank.path.name: rank.state() for rank in self.ranks if rank.header is not None}
+        self._staged = {rank.path.name: rank.state() for rank in self.ranks if rank.header is not None}
         return {
-            "boxes": {**self._boxes, **boxes},
+            "boxes": {**self._boxes, **self._staged},
             "incidents": self._incidents.state(),
             "start_ns": self._start_ns,
             "over": self.is_over,
@@ -99,29 +101,77 @@ class AttemptDrain:
         if not self.was_over:
             return False
         self._discover()
-        return not self._unreadable and all(rank.is_resumed and rank.is_complete for rank in self.ranks)
+        return not self._unreadable and all(rank.is_resumed for rank in self.ranks) and not self._goes_on()
+
+    def is_over_for_good(self) -> bool:
+        """Whether nothing has moved since the end was noticed. If not, the attempt goes on, and is described anew."""
+        if self.is_over and self._goes_on():
+            self.is_over, self._described = False, -1
+        return self.is_over
+
+    def _goes_on(self) -> bool:
+        for rank in self.ranks:
+            rank.sample()
+        return not all(rank.is_complete for rank in self.ranks)
+
+    @property
+    def now_ns(self) -> int:
+        """UTC by the clock of the attempt: the host's monotonic clock and the base that its ranks took."""
+        bases = (rank.header.clock_base_ns for rank in self.ranks if rank.header is not None)
+        base_ns = next(bases, None)
+        return time.time_ns() if base_ns is None else base_ns + time.monotonic_ns()
+
+    def add_health(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of ``health`` that were sampled just now."""
+        moment_ns = self.now_ns
+        self.outbox.append("health", ({**row, "moment_ns": moment_ns} for row in rows))
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def poll(self, *, heartbeat: bool, drain: bool = True) -> None:
         """Look at every box once; ``drain`` False only watches, while the store cannot take more."""
         self._discover()
-        samples = [(rank, rank.sample()) for rank in self.ranks]
-        for rank in self.ranks if drain else ():
-            rank.drain()
-            self.outbox.append("steps", ({"rank": rank.rank, **values} for values in rank.take_steps()))
+        samples = {rank: self._look(rank, drain=drain) for rank in list(self.ranks)}
         self._describe()
-        self._incidents.check(self.ranks, self.outbox)
-        for rank, sample in samples:
-            if rank.header is not None and (heartbeat or rank.is_ended) and rank.path not in self._said_goodbye:
+        self._incidents.check(self.ranks, self.outbox, self.now_ns)
+        for rank in self.ranks:
+            if not rank.is_ended:
+                self._said_goodbye.discard(rank.path)
+            sample = samples[rank]
+            has_reason = (heartbeat or rank.is_ended) and rank.path not in self._said_goodbye
+            if rank.header is not None and sample is not None and has_reason:
                 self._beat(rank, sample)
         self.is_over = drain and self._is_over()
         if self.is_over:
-            self._incidents.close_all(time.time_ns())
+            self._incidents.close_all(self.now_ns)
             reason = worst_exit(self._metadata(), died=any(rank.died for rank in self.ranks))
             if self._metadata():
                 self.outbox.put("runs", run_row(self._metadata(), self._first_moment_ns(), self._end_ns(), reason))
         self.outbox.put("incidents", Whole(self._incidents.rows()))
+
+    def _look(self, rank: RankDrain, *, drain: bool) -> ProcessSample | None:
+        """Read what is new of one rank; None where nothing could be read. A box full of nonsense is left alone."""
+        try:
+            sample = rank.sample()
+            if drain:
+                rank.drain()
+                self.outbox.append("steps", ({"rank": rank.rank, **values} for values in rank.take_steps()))
+        except OSError as error:
+            self.say(f"{rank.path} cannot be read now ({error}): trying again.")
+            return None
+        except UNFIT as error:
+            self.say(f"{rank.path} cannot be understood ({type(error).__name__}: {error}): it is left where it is.")
+            self._given_up.add(rank.path)
+            self.ranks.remove(rank)
+            rank.close()
+            return None
+        return sample
+
+    def say(self, problem: str) -> None:
+        """Log a problem, once."""
+        if problem not in self._problems:
+            self._problems.add(problem)
+            log.warning("%s", problem)
 
     def _discover(self) -> None:
         """Open boxes that are new. One that is just being created is tried again; one that stays unreadable is left."""
@@ -148,11 +198,12 @@ class AttemptDrain:
 
     def _beat(self, rank: RankDrain, sample: ProcessSample) -> None:
         """One heartbeat; of a rank that has ended it is the last."""
+        assert rank.header is not None
         if rank.is_ended:
             self._said_goodbye.add(rank.path)
         values = {
             "rank": rank.rank,
-            "moment_ns": time.time_ns(),
+            "moment_ns": rank.header.clock_base_ns + time.monotonic_ns(),
             "step": rank.reader.step,
             "in_flight": rank.flights(),
             "progress": rank.group_progress(),
@@ -160,6 +211,8 @@ class AttemptDrain:
             "cpu_ns": sample.cpu_ns,
             "spans": rank.spans,
             "lost_spans": rank.lost + rank.dropped,
+            "unslotted_spans": rank.reader.unslotted,
+            "lost_metadata": rank.lost_metadata,
         }
         self.outbox.append("heartbeats", [values])
 
@@ -185,7 +238,7 @@ class AttemptDrain:
             try:
                 self._start_ns = (self.folder / "clock.json").stat().st_mtime_ns
             except OSError:
-                self._start_ns = time.time_ns()
+                self._start_ns = self.now_ns
         return self._start_ns
 
     def _end_ns(self) -> int:
@@ -202,7 +255,13 @@ class AttemptDrain:
                 rank.drop_pending()
             elif rank.pending and rank.header is not None:
                 records, base_ns = rank.take_pending(), rank.header.clock_base_ns
-                by_block[block_name(rank.rank)].append(event_rows(records, rank.rank, base_ns, rank.metadata.names))
+                try:
+                    rows = event_rows(records, rank.rank, base_ns, rank.metadata.names)
+                except UNFIT as error:
+                    self.say(f"{rank.path} has spans that are none ({error}): they are dropped and counted.")
+                    rank.drop_pending()
+                else:
+                    by_block[block_name(rank.rank)].append(rows)
         for block, tables in by_block.items():
             writer.write("events", self.run, self.attempt, pa.concat_tables(tables), block=block)
         if not self.is_over:
@@ -211,6 +270,7 @@ class AttemptDrain:
 
     def committed(self) -> None:
         """What was staged is in the store."""
+        self._boxes.update(self._staged)
         self.outbox.committed()
         for rank in self.ranks:
             rank.committed()
@@ -225,7 +285,7 @@ class AttemptDrain:
         self.close()
         for rank in self.ranks:
             rank.path.unlink(missing_ok=True)
-            rank.metadata.path.unlink(missing_ok=True)
+            rank.metadata.remove()
         if not any(self.folder.glob("*.box")):
             (self.folder / "clock.json").unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from .outbox import Whole
 from .rank_metadata import Header, RankMetadata
 
 _CRASHED = frozenset({"crashed", "exception"})
+"""Reasons of an exit that mean a failure."""
 
 
 def small_tables(ranks: Sequence[RankMetadata], start_ns: int) -> dict[str, Whole]:
@@ -54,11 +55,15 @@ def layout(ranks: Sequence[RankMetadata]) -> dict[str, int] | None:
 
 
 def worst_exit(ranks: Sequence[RankMetadata], *, died: bool) -> str:
-    """finished, crashed or interrupted: the worst of any rank. ``died`` tells that one gave no goodbye."""
+    """crashed, interrupted, exited or finished: the worst of any rank. ``died`` tells that one gave no goodbye.
+
+    exited is a process that ended in order but never said that it was done: a script without ``shutdown()``, or one
+    that called ``sys.exit``.
+    """
     reasons = {rank.exit_reason for rank in ranks}
     if died or any(rank.exception for rank in ranks) or reasons & _CRASHED:
         return "crashed"
-    return "interrupted" if "interrupted" in reasons else "finished"
+    return next((reason for reason in ("interrupted", "exited") if reason in reasons), "finished")
 
 
 def _rank_row(rank: RankMetadata) -> dict[str, Any]:
@@ -79,7 +84,7 @@ def _schedule_rows(ranks: Sequence[RankMetadata]) -> list[dict[str, Any]]:
     rows = {}
     for rank in ranks:
         for action in rank.schedule:
-            depends = [{"stage": stage, "position": position} for stage, position in action.get("depends_on") or ()]
+            depends = [{"stage": stage, "position": position} for stage, position in action["depends_on"]]
             rows[action["stage"], action["position"]] = {**action, "depends_on": depends}
     return [rows[key] for key in sorted(rows)]
 

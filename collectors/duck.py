@@ -16,15 +16,22 @@ from .views import identifier
 _HUGEINT = pa.decimal128(38, 0)
 
 
-def connect(*, spill: bool = True) -> duckdb.DuckDBPyConnection:
-    """A DuckDB database in memory that sees no Python variables; ``spill`` lets it use the temporary folder."""
-    settings: dict[str, str | bool | int | float | list[str]] = {
+Settings = dict[str, str | bool | int | float | list[str]]
+
+
+def settings(*, spill: bool) -> Settings:
+    """Of a database that sees no Python variables; ``spill`` lets it use the temporary folder."""
+    return {
         "python_enable_replacements": False,
         "temp_directory": str(Path(tempfile.gettempdir()) / "megascope-duckdb") if spill else "",
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
-    connection = duckdb.connect(":memory:", config=settings)
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """A DuckDB database in memory."""
+    connection = duckdb.connect(":memory:", config=settings(spill=True))
     connection.execute("SET parquet_metadata_cache = true")
     return connection
 
@@ -53,6 +60,19 @@ def plain_integers(table: pa.Table) -> pa.Table:
             with contextlib.suppress(pa.ArrowInvalid):
                 table = table.set_column(index, column.name, table.column(index).cast(pa.int64()))
     return table
+
+
+_READ_ERRORS = (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException)
+
+
+def is_read_error(error: duckdb.Error) -> bool:
+    """Whether an error can come from a file that is damaged or gone, rather than from the query or its limits.
+
+    DuckDB's Parquet and Thrift readers raise IOException, plain errors of no class, or InvalidInputException.
+    """
+    if isinstance(error, duckdb.InvalidInputException):
+        return "parquet" in str(error).lower()
+    return isinstance(error, _READ_ERRORS) or type(error) is duckdb.Error
 
 
 def query_error(error: duckdb.Error) -> MegascopeError:

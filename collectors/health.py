@@ -55,17 +55,33 @@ class HealthSampler:
     def __init__(self, nvml: Any = None) -> None:
         self._host = socket.gethostname()
         self._network: tuple[float, int, int] | None = None
+        self._devices: list[str] = []
         self._nvml = _load_nvml() if nvml is None else nvml
         psutil.cpu_percent()  # the first call only starts the measurement
 
     def sample(self) -> list[dict[str, Any]]:
-        """Rows of ``health`` for now."""
-        moment_ns = time.time_ns()
-        common = {"host": self._host, "moment_ns": moment_ns}
+        """Rows of ``health`` for now, without their moment."""
+        common = {"host": self._host}
         rows = [{**common, "device": None, **judged(metric, value)} for metric, value in self._host_values()]
         if self._nvml is not None:
-            rows += [{**common, **row} for row in _device_rows(self._nvml)]
+            rows += [{**common, **row} for row in self._device_rows(self._nvml)]
         return rows
+
+    def _device_rows(self, nvml: Any) -> Iterator[dict[str, Any]]:
+        """Rows of all devices, also of those that were there once and do not answer any more."""
+        with contextlib.suppress(nvml.NVMLError):
+            for index in range(len(self._devices), nvml.nvmlDeviceGetCount()):
+                self._devices.append(f"index {index}")
+        for index in range(len(self._devices)):
+            handle = None
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                self._devices[index] = str(nvml.nvmlDeviceGetUUID(handle))
+            for metric, read in _DEVICE_READS:
+                value = None
+                with contextlib.suppress(nvml.NVMLError):
+                    value = None if handle is None else float(read(nvml, handle))
+                yield {"device": self._devices[index], **judged(metric, value)}
 
     def _host_values(self) -> Iterator[tuple[Metric, float | None]]:
         memory = psutil.virtual_memory()
@@ -91,17 +107,6 @@ def _load_nvml() -> Any:
         log.debug("No NVML: %s", error)
         return None
     return pynvml
-
-
-def _device_rows(nvml: Any) -> Iterator[dict[str, Any]]:
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        device = str(nvml.nvmlDeviceGetUUID(handle))
-        for metric, read in _DEVICE_READS:
-            value = None
-            with contextlib.suppress(nvml.NVMLError):
-                value = float(read(nvml, handle))
-            yield {"device": device, **judged(metric, value)}
 
 
 _DEVICE_READS: tuple[tuple[Metric, Callable[[Any, Any], float]], ...] = (

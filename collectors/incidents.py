@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from .outbox import Outbox
+from .processes import DEAD_STATES
 from .rank_drain import RankDrain
 
 SNAPSHOT_GAP_S = 3.0
@@ -67,10 +68,10 @@ class IncidentWatch:
         """Rows of ``incidents``."""
         return [incident.row() for incident in self.incidents]
 
-    def check(self, ranks: Sequence[RankDrain], outbox: Outbox) -> None:
-        """Open, continue and close incidents; snapshots go to the outbox."""
-        now = time.time_ns()
+    def check(self, ranks: Sequence[RankDrain], outbox: Outbox, now: int) -> None:
+        """Open, continue and close incidents; snapshots go to the outbox. ``now``: UTC ns, of a clock without steps."""
         self._note_deaths(ranks, now)
+        self._note_returns(ranks, now)
         self._note_stall(ranks, now)
         for incident in self.incidents:
             is_due = incident.snapshots == 0 or (incident.snapshots == 1 and now - incident.snapshot_ns >= self._gap_ns)
@@ -108,6 +109,20 @@ class IncidentWatch:
                 if exception is not None and what == "exception":
                     action |= {"moment_ns": exception.moment_ns, "type": exception.type, "message": exception.message}
                 incident.actions.append(action)
+
+    def _note_returns(self, ranks: Sequence[RankDrain], now: int) -> None:
+        """Ranks that were taken for dead and are not; without any dead one, the incident is over."""
+        incident = self._open(IncidentKind.RANK_DIED)
+        for rank in ranks:
+            marks = {f"{rank.path.name}:{state}" for state in DEAD_STATES} & self._noted
+            if rank.died is None and marks and incident is not None:
+                self._noted -= marks
+                for action in incident.actions:
+                    if action["action"] == "noticed-death" and action["rank"] == rank.rank:
+                        action["action"] = "took-for-dead"
+                incident.actions.append({"action": "came-back", "moment_ns": now, "rank": rank.rank})
+                if not any(each.died or each.metadata.exception for each in ranks):
+                    incident.closed_ns = now
 
     def _note_stall(self, ranks: Sequence[RankDrain], now: int) -> None:
         incident = self._open(IncidentKind.STALLED)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,11 +24,16 @@ KEPT_SNAPSHOTS = 5
 MAX_NAME_BYTES = 180
 
 _SNAPSHOT_NAME = re.compile(r"(\d{12})\.json")
+_FILE_NAME = re.compile(r".*-(\d{12})(?:-\d+)?\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One live file: ``path`` is relative to the store and uses '/'. Minima and maxima are None where unknown."""
+    """One live file: ``path`` is relative to the store and uses '/'; ``max_ns`` (UTC) is its last moment, if any.
+
+    A file's name is WRITER-ORDER-NUMBER.parquet. Of two files of a writer the one with the higher order is newer; a
+    merged file has the order of the newest that went into it. So a list sorted by name is sorted by age.
+    """
 
     path: str
     table: str
@@ -37,11 +42,16 @@ class FileEntry:
     block: str
     rows: int
     size_bytes: int
-    min_step: int | None = None
-    max_step: int | None = None
-    min_rank: int | None = None
-    max_rank: int | None = None
     max_ns: int | None = None
+
+    @property
+    def order(self) -> int:
+        """Place in the order of age among the files of the same writer."""
+        match = _FILE_NAME.fullmatch(self.path)
+        return int(match[1]) if match else 0
+
+
+_ENTRY_FIELDS = frozenset(field.name for field in fields(FileEntry))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +151,7 @@ def _parse(path: Path, number: int) -> Manifest | None:
         newer = max(int(document["version"]) - MANIFEST_VERSION, int(document["schema"]) - SCHEMA_VERSION)
         if newer > 0:
             raise newer_schema(path, document["schema"])
-        files = tuple(FileEntry(**entry) for entry in document["files"])
+        files = tuple(_entry(values) for values in document["files"])
         retired = tuple(Retired(**entry) for entry in document["retired"])
         writer, state = str(document["writer"]), dict(document["state"])
     except (ValueError, KeyError, TypeError):
@@ -149,6 +159,11 @@ def _parse(path: Path, number: int) -> Manifest | None:
     if not all(_is_inside(entry) for entry in files) or not all(_is_local(entry.path) for entry in retired):
         return None
     return Manifest(writer, number, files, retired, state)
+
+
+def _entry(values: Mapping[str, Any]) -> FileEntry:
+    """An entry of a manifest; what this version does not know of it is passed over."""
+    return FileEntry(**{name: value for name, value in values.items() if name in _ENTRY_FIELDS})
 
 
 def _is_inside(entry: FileEntry) -> bool:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
+from ..profiler.errors import MegascopeError
+from .parquet import conform
 from .schemas import TABLES, block_name
 from .writer import TableWriter
+
+log = logging.getLogger(__name__)
+
+UNFIT = (MegascopeError, pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, AttributeError)
+"""What data that is not as it should be may raise: reason to leave it out, never to stop."""
 
 MAX_SAMPLES = 100_000
 """Heartbeats and health samples kept while the store cannot be written; beyond, the oldest go."""
@@ -38,6 +48,7 @@ class Outbox:
         self._appended: dict[str, list[Row]] = defaultdict(list)
         self._whole: dict[str, Whole] = {}
         self._written: dict[str, Whole] = {}
+        self._said: set[str] = set()
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Add rows to a table that grows."""
@@ -59,13 +70,31 @@ class Outbox:
         return not self._whole and not any(self._appended.values())
 
     def write(self, writer: TableWriter, run: str, attempt: int) -> None:
-        """Stage everything. Raises OSError where the store cannot be written; nothing is forgotten."""
+        """Stage everything; rows that do not fit their table are left out.
+
+        Raises OSError where the store cannot be written; nothing is forgotten.
+        """
         for table, whole in self._whole.items():
-            for block, columns in _columns(table, whole.rows, whole.axes):
-                writer.write(table, run, attempt, columns, block=block, axes=whole.axes, replace=self._replaces)
+            target = _Target(writer, table, run, attempt, whole.axes, self._replaces)
+            self._write_blocks(target, whole.rows)
         for table, rows in self._appended.items():
-            for block, columns in _columns(table, rows, ()):
-                writer.write(table, run, attempt, columns, block=block)
+            self._write_blocks(_Target(writer, table, run, attempt, (), False), rows)
+
+    def _write_blocks(self, target: _Target, rows: Sequence[Row]) -> None:
+        for block, found in _blocks(target.table, rows).items():
+            try:
+                target.write(block, found)
+            except UNFIT as error:
+                fitting = _fitting(found, target.check)
+                if fitting:
+                    target.write(block, fitting)
+                self._say(target.table, len(found) - len(fitting), error)
+
+    def _say(self, table: str, count: int, error: Exception) -> None:
+        if table not in self._said:
+            self._said.add(table)
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            log.warning("%d rows do not fit the table %s (%s): they are left out.", count, table, reason)
 
     def committed(self) -> None:
         """What was staged is valid: forget it."""
@@ -74,11 +103,46 @@ class Outbox:
         self._appended.clear()
 
 
-def _columns(table: str, rows: Sequence[Row], axes: Sequence[str]) -> Iterable[tuple[str, dict[str, list[Any]]]]:
-    """The rows of each block of ranks, as columns."""
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One table of an attempt, and how rows get into it."""
+
+    writer: TableWriter
+    table: str
+    run: str
+    attempt: int
+    axes: tuple[str, ...]
+    replace: bool
+
+    def _columns(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
+        names = [name for name in TABLES[self.table].schema(self.axes).names if name not in ("run", "attempt")]
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def write(self, block: str, rows: Sequence[Row]) -> None:
+        """Stage rows of one block."""
+        columns = self._columns(rows)
+        self.writer.write(
+            self.table, self.run, self.attempt, columns, block=block, axes=self.axes, replace=self.replace
+        )
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise one of `UNFIT` where the rows cannot be written."""
+        conform(TABLES[self.table], self.run, self.attempt, self._columns(rows), self.axes)
+
+
+def _blocks(table: str, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each block of ranks."""
     blocks: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         blocks[block_name(row["rank"] if table in _RANKED else 0)].append(row)
-    names = [name for name in TABLES[table].schema(axes).names if name not in ("run", "attempt")]
-    for block, found in blocks.items():
-        yield block, {name: [row.get(name) for row in found] for name in names}
+    return blocks
+
+
+def _fitting(rows: Sequence[Row], check: Callable[[Sequence[Row]], None]) -> list[Row]:
+    """The rows that pass; halves are checked as a whole, so that one bad row among many is found quickly."""
+    try:
+        check(rows)
+    except UNFIT:
+        middle = len(rows) // 2
+        return [] if middle == 0 else _fitting(rows[:middle], check) + _fitting(rows[middle:], check)
+    return list(rows)

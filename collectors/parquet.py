@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,17 @@ _SORT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """What a table of rows spans; None where it has no such column or nothing but NULL in it."""
-
-    min_step: int | None
-    max_step: int | None
-    min_rank: int | None
-    max_rank: int | None
-    max_ns: int | None
-
-
 def conform(
     table: Table, run: str, attempt: int, rows: pa.Table | Mapping[str, Sequence[Any]], axes: Sequence[str]
 ) -> pa.Table:
     """Bring rows into the table's schema: key columns added, columns left out filled with NULL, types cast.
 
-    Raises MegascopeError for a column that the table does not have, for lengths that differ, and for NULL where a
-    value is required.
+    Raises MegascopeError for a column that the table does not have, for lengths that differ, for NULL where a
+    value is required, and for an axis that is named like a column.
     """
+    doubled = sorted(set(axes) & {column.name for column in table.columns})
+    if doubled and table.has_axes:
+        raise MegascopeError(f"Table {table.name} has a column {doubled[0]} already: rename the axis.")
     schema = table.schema(axes)
     given = {name: rows[name] for name in (rows.column_names if isinstance(rows, pa.Table) else rows)}
     unknown = sorted(set(given) - set(schema.names))
@@ -88,22 +79,28 @@ def sort_rows(name: str, rows: pa.Table) -> pa.Table:
     return rows.unify_dictionaries().combine_chunks().take(order)
 
 
-def write_parquet(rows: pa.Table, path: Path) -> None:
-    """Write one file. Times are delta-encoded and durations byte-split, which other columns' dictionaries beat."""
-    plain = {name for name in rows.column_names if name in _DELTA | _SPLIT}
+def open_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Begin a file. Times are delta-encoded and durations byte-split, which other columns' dictionaries beat."""
+    plain = {name for name in schema.names if name in _DELTA | _SPLIT}
     encodings = {name: "DELTA_BINARY_PACKED" if name in _DELTA else "BYTE_STREAM_SPLIT" for name in plain}
     # The Arrow schema is left out (its dictionaries break Sail); the version goes in as plain metadata instead.
-    with pq.ParquetWriter(
+    writer = pq.ParquetWriter(
         path,
-        rows.schema,
+        schema,
         compression="zstd",
         compression_level=ZSTD_LEVEL,
-        use_dictionary=_dictionary_paths(rows.schema, plain),
+        use_dictionary=_dictionary_paths(schema, plain),
         column_encoding=encodings or None,
         store_schema=False,
-    ) as writer:
+    )
+    writer.add_key_value_metadata({key.decode(): value.decode() for key, value in schema.metadata.items()})
+    return writer
+
+
+def write_parquet(rows: pa.Table, path: Path) -> None:
+    """Write one file."""
+    with open_parquet(path, rows.schema) as writer:
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
-        writer.add_key_value_metadata({key.decode(): value.decode() for key, value in rows.schema.metadata.items()})
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -117,23 +114,10 @@ def _dictionary_paths(schema: pa.Schema, plain: set[str]) -> list[str]:
     return [field.name for field in schema if field.name not in plain and not pa.types.is_nested(field.type)]
 
 
-def extent(rows: pa.Table) -> Extent:
-    """Smallest and largest step and rank, and the last moment in UTC ns."""
-    min_step, max_step = _bounds(rows, "step")
-    min_rank, max_rank = _bounds(rows, "rank")
-    return Extent(min_step, max_step, min_rank, max_rank, _last_moment(rows))
-
-
-def _bounds(rows: pa.Table, name: str) -> tuple[int | None, int | None]:
-    if name not in rows.column_names:
-        return None, None
-    bounds = pc.min_max(rows[name]).as_py()
-    return bounds["min"], bounds["max"]
-
-
-def _last_moment(rows: pa.Table) -> int | None:
+def last_moment(rows: pa.Table) -> int | None:
+    """The last sample, or the end of the last span, in UTC ns; None where the table has neither."""
     if "moment_ns" in rows.column_names:
-        return _bounds(rows, "moment_ns")[1]
+        return pc.max(rows["moment_ns"]).as_py()  # type: ignore[no-any-return]
     if "start_ns" not in rows.column_names or "duration_ns" not in rows.column_names:
         return None
     ends = pc.add(rows["start_ns"], pc.fill_null(rows["duration_ns"], 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -44,6 +45,15 @@ class ProcessSample:
 
     state: ProcessState | None
     cpu_ns: int | None
+
+
+@functools.cache
+def pid_namespace() -> int | None:
+    """Which process ids this process sees (the inode of its namespace); None where the system does not tell."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return None
 
 
 class ProcessWatch:

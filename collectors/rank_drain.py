@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Mapping
@@ -11,12 +12,17 @@ from typing import Any
 import numpy as np
 
 from ..profiler.box import ABSENT_I64, RECORD, BoxReader
-from .processes import DEAD_STATES, ProcessSample, ProcessState, ProcessWatch
+from .processes import DEAD_STATES, ProcessSample, ProcessState, ProcessWatch, pid_namespace
 from .rank_metadata import Header, RankMetadata
-from .rows import Records, flights, group_progress
+from .rows import Records, flights, group_progress, known_codes
+
+log = logging.getLogger(__name__)
 
 QUIET_NS = 200_000_000
 """A process that seems gone counts as dead only after its box was still for that long."""
+
+SILENT_NS = 6 * 3600 * 10**9
+"""A rank whose process cannot be seen counts as dead once its box was still for that long."""
 
 _LAST_RECORDS = 256
 
@@ -38,14 +44,16 @@ class RankDrain:
         self.dropped = 0
         self.is_complete = False
         self.died: ProcessState | None = None
+        self.came_back = False
         self.first_seen_ns = self.changed_ns = time.monotonic_ns()
         self._tails = [0] * self.reader.layout.rings
         self._last_ns = 0
+        self._salvaged: list[int] = []
         self._seen: tuple[int, ...] = ()
         self._process: ProcessWatch | None = None
         self._state = state
         self._is_known = self.is_resumed = False
-        self.metadata = RankMetadata(path.with_suffix(".meta.jsonl"))
+        self.metadata = RankMetadata(path)
         self._find_header()
 
     def _find_header(self) -> bool:
@@ -63,7 +71,8 @@ class RankDrain:
             self.lost, self.dropped = int(state["lost"]), int(state["dropped"])
             self.is_complete, self._last_ns = bool(state["complete"]), int(state["last_ns"])
             self.died = None if state["died"] is None else ProcessState(state["died"])
-            self.metadata = RankMetadata(self.metadata.path, state["metadata"])
+            self.came_back, self._salvaged = bool(state.get("came_back")), list(state.get("salvaged", ()))
+            self.metadata = RankMetadata(self.path, state["metadata"])
             self.metadata.read()
         return True
 
@@ -101,6 +110,8 @@ class RankDrain:
             "dropped": self.dropped,
             "complete": self.is_complete,
             "died": self.died,
+            "came_back": self.came_back,
+            "salvaged": self._salvaged,
             "last_ns": self._last_ns,
             "metadata": self.metadata.state(),
         }
@@ -118,6 +129,7 @@ class RankDrain:
         current_step, step_start_ns = self.reader.step, self.reader.step_start_ns
         count = sum(self._drain_ring(ring) for ring in range(len(self._tails)))
         self.metadata.read()  # after the rings: an index is in the metadata before a record uses it
+        self.metadata.read_steps()
         if ended:
             count += self._salvage()
         assert self.metadata.steps is not None
@@ -129,13 +141,16 @@ class RankDrain:
         if self.reader.head(ring) == self._tails[ring]:
             return 0
         read = self.reader.read_ring(ring, self._tails[ring])
+        records = read.records[known_codes(read.records)]
         self._tails[ring] = read.tail
-        self.lost += read.lost
-        if len(read.records):
-            self.pending.append(read.records)
-            ends = read.records["start_ns"] + np.maximum(read.records["duration_ns"], 0)
+        self.lost += read.lost + len(read.records) - len(records)
+        if self._salvaged:
+            records = records[~np.isin(records["serial"], self._salvaged)]
+        if len(records):
+            self.pending.append(records)
+            ends = records["start_ns"] + np.maximum(records["duration_ns"], 0)
             self._last_ns = max(self._last_ns, int(ends.max()))
-        return len(read.records)
+        return len(records)
 
     def _salvage(self) -> int:
         """Operations that were done when the rank ended, though it had not waited for them, are spans too.
@@ -143,11 +158,12 @@ class RankDrain:
         A rank killed between writing a span and giving its slot free has it in both places; the ring's copy counts.
         """
         slots = self.reader.slots()
-        slots = slots[(slots["ended"] == 1) & (slots["serial_end"] == slots["serial"])]
+        slots = slots[(slots["ended"] == 1) & (slots["serial_end"] == slots["serial"]) & known_codes(slots)]
         written = [self._last_serials(ring) for ring in range(len(self._tails))]
-        slots = slots[~np.isin(slots["serial"], np.concatenate(written))].copy()
+        slots = slots[~np.isin(slots["serial"], np.concatenate([*written, self._salvaged]))].copy()
         slots["exposed_ns"] = ABSENT_I64
         if len(slots):
+            self._salvaged += slots["serial"].tolist()
             self.pending.append(slots)
         return len(slots)
 
@@ -174,30 +190,51 @@ class RankDrain:
     def committed(self) -> None:
         """What was pending is in the store."""
         self.pending = []
+        self.metadata.free_steps()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     @property
     def is_visible(self) -> bool:
-        """Whether the rank's process can be seen from here: not where it has a host (or container) of its own."""
-        return self.header is None or self.header.host == socket.gethostname()
+        """Whether the rank's process can be seen from here: not where it has a host or process ids of its own."""
+        if self.header is None:
+            return True
+        is_near = self.header.host == socket.gethostname() and self.header.pid_namespace in (None, pid_namespace())
+        return is_near and not self.came_back
 
     def sample(self) -> ProcessSample:
-        """State of the process. One that is gone without a goodbye makes the rank dead."""
-        seen = (self.spans, self.reader.step or 0, *self.progress_sums())
-        now = time.monotonic_ns()
-        if seen != self._seen:
-            self._seen, self.changed_ns = seen, now
+        """State of the process. One that is gone without a goodbye makes the rank dead, until its box moves again."""
+        quiet_ns = self._watch_box()
         if not self.is_visible:
-            return ProcessSample(ProcessState.EXITED if self.reader.closed else None, None)
+            if not self.is_ended and quiet_ns >= SILENT_NS:
+                self.died = ProcessState.GONE
+            return ProcessSample(ProcessState.EXITED if self.reader.closed else self.died, None)
         if self._process is None:
             self._process = ProcessWatch(self.reader.pid, self.path)
         sample = self._process.sample()
         if self.reader.closed:
             return ProcessSample(ProcessState.EXITED, sample.cpu_ns)
-        if sample.state in DEAD_STATES and self.died is None and now - self.changed_ns >= QUIET_NS:
+        if sample.state in DEAD_STATES and self.died is None and quiet_ns >= QUIET_NS:
             self.died = sample.state
         return ProcessSample(self.died or sample.state, sample.cpu_ns)
+
+    def _watch_box(self) -> int:
+        """Nanoseconds since the box was seen to change. A dead rank whose box changes was not dead."""
+        seen = (self.spans, self.reader.step or 0, *self.progress_sums(), int(self.reader.closed))
+        now = time.monotonic_ns()
+        if self.died is not None and self._moved(seen):
+            log.warning("%s was taken for dead but goes on: it is read again.", self.path)
+            self.died, self.is_complete, self.came_back = None, False, True
+        if seen != self._seen:
+            self._seen, self.changed_ns = seen, now
+        return now - self.changed_ns
+
+    def _moved(self, seen: tuple[int, ...]) -> bool:
+        """Whether the box changed since the rank was taken for dead, by this agent or by an earlier one."""
+        if self._seen:
+            return seen != self._seen
+        heads = [self.reader.head(ring) for ring in range(len(self._tails))]
+        return self.reader.closed or (self.is_complete and heads != self._tails)
 
     def progress_sums(self) -> tuple[int, int]:
         """Operations issued and completed, over all groups: they move whenever the rank communicates."""
@@ -208,11 +245,20 @@ class RankDrain:
         """What is in flight, the outermost first, as values for ``in_flight``."""
         if self.header is None:
             return []
-        return flights(self.reader.slots(), self.header.clock_base_ns, self.metadata.names)
+        slots = self.reader.slots()
+        self.metadata.read()  # after the slots: an index is in the metadata before a slot uses it
+        return flights(slots, self.header.clock_base_ns, self.metadata.names)
 
     def group_progress(self) -> list[dict[str, Any]]:
         """The last sequence number of every group, as values for ``heartbeats``."""
-        return group_progress(self.reader.progress(), self.metadata.names)
+        progress = self.reader.progress()
+        self.metadata.read()
+        return group_progress(progress, self.metadata.names)
+
+    @property
+    def lost_metadata(self) -> int:
+        """Metadata that the rank could not write, or that does not fit the tables."""
+        return self.reader.metadata_lost + self.metadata.rejected
 
     def close(self) -> None:
         """Unmap the box."""

@@ -26,6 +26,9 @@ Records = np.ndarray[Any, Any]
 _PIECE_RECORDS = 16384
 """Records lie 128 bytes apart: pieces that fit the cache are turned into columns five times faster."""
 
+MOST_INDEX = 2**16
+"""Local indices of segments and groups from here on come from damage: no recorder gives that many."""
+
 _HOST_STREAM = "host"
 _DEVICE = CLOCK_CODES.index(Clock.DEVICE)
 
@@ -69,33 +72,47 @@ class Names:
     version: int = 0
 
     def add_segment(self, index: int, segment: Segment) -> None:
-        """Register a segment's local index."""
-        self.segments[index] = segment
+        """Register a segment's local index. ValueError for one that no recorder can have given."""
+        self.segments[_checked(index)] = segment
         self.version += 1
 
     def add_group(self, index: int, group: Group) -> None:
-        """Register a group's local index."""
-        self.groups[index] = group
+        """Register a group's local index. ValueError for one that no recorder can have given."""
+        self.groups[_checked(index)] = group
         self.version += 1
 
     def segment(self, index: int) -> Segment:
-        """The segment of a local index."""
-        if index not in self.segments:
-            self.add_segment(index, Segment.of(f"(unnamed segment {index})", SegmentKind.HOST, None))
-        return self.segments[index]
+        """The segment of a local index; all that are beyond `MOST_INDEX` share one."""
+        known = self.segments.get(min(index, MOST_INDEX))
+        if known is None:
+            index = min(index, MOST_INDEX)
+            known = self.segments[index] = Segment.of(f"(unnamed segment {index})", SegmentKind.HOST, None)
+            self.version += 1
+        return known
 
     def complete(self, indices: npt.NDArray[Any]) -> None:
-        """Give every segment index that occurs a name, also where its metadata was lost."""
-        highest = max(self.segments, default=-1)
-        for index in np.unique(indices[indices > highest]):
+        """Give every segment index that occurs (up to `MOST_INDEX`) a name, also where its metadata was lost."""
+        occurs = np.zeros(MOST_INDEX + 1, bool)
+        occurs[indices] = True
+        for index in np.flatnonzero(occurs):
             self.segment(int(index))
-        for index in set(range(highest + 1)) - self.segments.keys():
-            self.segment(index)
 
     def group_of(self, index: int) -> int | None:
         """Identity of the group with a local index; None where there is none."""
         group = self.groups.get(index)
         return None if group is None else group.id
+
+
+def _checked(index: int) -> int:
+    if not 0 <= index < MOST_INDEX:
+        raise ValueError(f"index {index} is none of 0 to {MOST_INDEX - 1}")
+    return index
+
+
+def known_codes(records: Records) -> npt.NDArray[np.bool_]:
+    """Which records have a clock and a status that this version knows; others come from damage."""
+    known: npt.NDArray[np.bool_] = (records["clock"] < len(CLOCK_CODES)) & (records["status"] < len(STATUS_CODES))
+    return known
 
 
 def event_rows(records: Records, rank: int, clock_base_ns: int, names: Names) -> pa.Table:
@@ -112,7 +129,8 @@ def event_rows(records: Records, rank: int, clock_base_ns: int, names: Names) ->
 
 def _event_piece(records: Records, rank: int, clock_base_ns: int, names: Names) -> pa.Table:
     count = len(records)
-    names.complete(records["segment"])
+    segments = np.minimum(records["segment"], MOST_INDEX)
+    names.complete(segments)
     on_device = records["clock"] == _DEVICE
     start = records["start_ns"] + clock_base_ns
     columns: dict[str, pa.Array] = {
@@ -120,7 +138,7 @@ def _event_piece(records: Records, rank: int, clock_base_ns: int, names: Names) 
         "step": _nullable(records["step"], ABSENT_I64),
         "microbatch": _nullable(records["microbatch"], ABSENT_I32),
         "chunk": _nullable(records["chunk"], ABSENT_I16),
-        "segment": _identities(records["segment"], names.segments),
+        "segment": _identities(segments, names.segments),
         "stream": _streams(records["stream"], names.streams),
         "thread": pa.array(records["thread"].astype(np.int16)),
         "parent": _identities(records["parent"], names.segments),

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..profiler.errors import MegascopeError
 from ..profiler.topology import stable_id
 from .attempt_drain import AttemptDrain
 from .locks import FileLock
+from .outbox import UNFIT
 from .writer import TableWriter
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class RunDrain:
         self._writer: TableWriter | None = None
         self._given_up: set[Path] = set()
         self._problem = ""
+        self._has_boxes = False
 
     @classmethod
     def open(cls, spool: Path, store: Path, run: str) -> RunDrain | None:
@@ -49,7 +52,9 @@ class RunDrain:
 
     @property
     def is_active(self) -> bool:
-        """Whether something is under way or not yet committed."""
+        """Whether something is under way or not yet committed, be it that the store cannot be written."""
+        if self._problem and self._has_boxes:
+            return True
         return any(attempt.is_active or attempt.is_over or attempt.pending_spans for attempt in self.attempts.values())
 
     @property
@@ -62,8 +67,14 @@ class RunDrain:
         """Whether nothing of the run is left in the spool."""
         return not self.attempts and not self._folder.exists()
 
+    @property
+    def known_boxes(self) -> set[Path]:
+        """The boxes that are drained, or that were looked at and left where they are."""
+        return self._given_up.union(rank.path for attempt in self.attempts.values() for rank in attempt.ranks)
+
     def poll(self, numbers: Sequence[int], stall_s: float, *, heartbeat: bool) -> None:
         """Look at the given attempts. Without a store nothing can be read: the positions are in it."""
+        self._has_boxes = bool(numbers)
         if not self._open_writer():
             return
         assert self._writer is not None
@@ -78,38 +89,67 @@ class RunDrain:
             else:
                 self.attempts[number] = attempt
         may_drain = self.pending_spans < MOST_PENDING_SPANS
-        for attempt in self.attempts.values():
-            attempt.poll(heartbeat=heartbeat, drain=may_drain)
+        for attempt in list(self.attempts.values()):
+            try:
+                attempt.poll(heartbeat=heartbeat, drain=may_drain)
+            except OSError as error:
+                attempt.say(f"{attempt.folder} cannot be read now ({error}): trying again.")
+            except UNFIT as error:
+                self._set_aside(attempt, error)
+
+    def _set_aside(self, attempt: AttemptDrain, error: Exception) -> None:
+        """Leave an attempt that cannot be understood where it is, so that others go on."""
+        log.warning(
+            "%s cannot be understood (%s: %s): its boxes are left where they are.",
+            attempt.folder, type(error).__name__, error, exc_info=error,
+        )  # fmt: skip
+        self._given_up.update(attempt.folder.glob("*.box"))
+        attempt.close()
+        self.attempts.pop(attempt.attempt, None)
 
     def _open_writer(self) -> bool:
         """Open the store's writer. A store that cannot be written now is tried again: nothing is lost meanwhile."""
         if self._writer is None:
             try:
                 self._writer = TableWriter(self._store, self.writer_name)
-            except OSError as error:
+            except (OSError, MegascopeError) as error:
                 self._say(error)
                 return False
+            self._problem = ""
         return True
 
     def flush(self, *, with_events: bool) -> bool:
         """Commit all that was read, with the positions behind it; False where the store cannot be written."""
         news = [attempt for attempt in self.attempts.values() if attempt.has_news]
         if not news or self._writer is None:
+            self._problem = "" if self._writer is not None else self._problem
             return True
         try:
             for attempt in news:
-                attempt.write(self._writer, with_events=with_events)
+                if not self._stage(attempt, with_events=with_events):
+                    return self.flush(with_events=with_events)
             self._writer.commit({"attempts": self._states()})
-        except OSError as error:
+        except (OSError, *UNFIT) as error:
             self._writer.rollback()
             self._say(error)
             return False
         self._problem = ""
         for attempt in news:
             attempt.committed()
-            if attempt.is_over:
+            if attempt.is_over_for_good():
                 attempt.remove_spool()
                 del self.attempts[attempt.attempt]
+        return True
+
+    def _stage(self, attempt: AttemptDrain, *, with_events: bool) -> bool:
+        """Stage what is new of one attempt; False where it cannot be understood, with nothing staged any more."""
+        assert self._writer is not None
+        try:
+            attempt.write(self._writer, with_events=with_events)
+        except UNFIT as error:
+            self._writer.rollback()
+            self._set_aside(attempt, error)
+            return False
         return True
 
     def _states(self) -> dict[str, Any]:
@@ -122,12 +162,13 @@ class RunDrain:
         }
         return kept | {str(number): attempt.state() for number, attempt in self.attempts.items()}
 
-    def _say(self, error: OSError) -> None:
+    def _say(self, error: Exception) -> None:
         if str(error) != self._problem:
             self._problem = str(error)
             log.warning(
-                "The store %s cannot be written (%s): the boxes keep the spans, trying again.", self._store, error
-            )
+                "Run %s waits for its store %s, which cannot be written (%s): the boxes keep the spans, trying again.",
+                self.run, self._store, error,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Unmap all boxes, close the writer and give the run free."""

@@ -85,7 +85,11 @@ TABLES: dict[str, Table] = {
             Column("versions", pa.string(), "JSON object: versions of megascope, Python, torch and others."),
             Column("start_ns", _I64, "First moment recorded, UTC."),
             Column("end_ns", _I64, "Last moment recorded, UTC; NULL while the attempt runs."),
-            Column("exit_reason", pa.string(), "finished, crashed or interrupted; NULL while the attempt runs."),
+            Column(
+                "exit_reason",
+                pa.string(),
+                "finished, exited (without saying whether it was done), interrupted or crashed; NULL: runs.",
+            ),
         ),
         _table(
             "ranks",
@@ -195,12 +199,14 @@ TABLES: dict[str, Table] = {
             Column("cpu_ns", _I64, "CPU time of the process so far."),
             Column("spans", _I64, "Spans completed so far."),
             Column("lost_spans", _I64, "Spans overwritten before they were read, so far."),
+            Column("unslotted_spans", _I64, "Spans without an in-flight slot, so far: timed, but unseen while open."),
+            Column("lost_metadata", _I64, "Metadata lines and values that were not written or not understood, so far."),
         ),
         _table(
             "health",
             "A metric of a device or a host at a moment.",
             Column("host", _NAME, "Name of the machine.", nullable=False),
-            Column("device", pa.string(), "GPU UUID; NULL for the host itself."),
+            Column("device", pa.string(), "GPU UUID (its index where that cannot be read); NULL for the host itself."),
             Column("moment_ns", _I64, "Moment of the sample on the host's clock.", nullable=False),
             Column("metric", _NAME, "Name with its unit.", nullable=False),
             Column("value", _F64, "Value; NULL where blank or out of range."),

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from .schemas import TABLES
 
-_METRICS = frozenset(column.name for column in TABLES["steps"].columns) - {
-    "run",
-    "attempt",
-    "rank",
-    "step",
-    "start_ns",
-    "duration_ns",
-}
+_KEY = {"run", "attempt", "rank", "step", "start_ns", "duration_ns"}
+_METRICS = {column.name: column.type for column in TABLES["steps"].columns if column.name not in _KEY}
 _MOST_WAITING = 64
 _MOST_RECENT = 16
 
@@ -30,25 +26,32 @@ class StepRows:
         self._base_ns = clock_base_ns
         self._held: dict[int, Values] = _by_step((state or {}).get("held", ()))
         self._recent: dict[int, Values] = _by_step((state or {}).get("recent", ()))
-        self._changed: dict[int, None] = {}
-        self._ready: list[Values] = []
+        self._changed: dict[int, None] = dict.fromkeys((state or {}).get("changed", ()))
+        self._ready: list[Values] = list((state or {}).get("ready", ()))
+        self.rejected = int((state or {}).get("rejected", 0))
 
     def state(self) -> dict[str, Any]:
         """What the rows handed out so far do not tell, for a later incarnation of the agent."""
-        return {"held": list(self._held.items()), "recent": list(self._recent.items())}
+        return {
+            "held": list(self._held.items()),
+            "recent": list(self._recent.items()),
+            "changed": list(self._changed),
+            "ready": self._ready,
+            "rejected": self.rejected,
+        }
 
     def add_step(self, line: Mapping[str, Any]) -> None:
-        """A step has ended: its start (monotonic ns) and duration."""
-        step = int(line["step"])
+        """A step has ended: its start (monotonic ns) and duration. ValueError or TypeError for what is no number."""
+        step, start_ns = _integer(line["step"]), _integer(int(line["start_ns"]) + self._base_ns)
+        duration_ns = line.get("duration_ns")
+        ended = {"start_ns": start_ns, "duration_ns": None if duration_ns is None else _integer(duration_ns)}
         self._release(other for other in list(self._held) if other != step)
-        values = self._held.setdefault(step, {})
-        values["start_ns"] = int(line["start_ns"]) + self._base_ns
-        values["duration_ns"] = line.get("duration_ns")
+        self._held.setdefault(step, {}).update(ended)
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Metrics of a step; several lines add up."""
-        step = int(line["step"])
-        values = {name: value for name, value in line.items() if name in _METRICS}
+        """Metrics of a step; several lines add up. A value that its column cannot hold is ``rejected``."""
+        step = _integer(line["step"])
+        values = self._fitting(line)
         if step in self._recent and step not in self._held:
             self._recent[step].update(values)
             self._changed[step] = None
@@ -57,6 +60,16 @@ class StepRows:
         self._held.setdefault(step, {}).update(values)
         while len(self._held) > _MOST_WAITING:
             del self._held[next(iter(self._held))]
+
+    def _fitting(self, line: Mapping[str, Any]) -> Values:
+        values: Values = {}
+        for name in _METRICS.keys() & line.keys():
+            try:
+                is_float = pa.types.is_floating(_METRICS[name])
+                values[name] = float(line[name]) if is_float else _integer(line[name])
+            except (TypeError, ValueError, OverflowError):
+                self.rejected += 1
+        return values
 
     def take(self, current_step: int | None, unfinished_start_ns: int | None = None, *, ended: bool) -> list[Values]:
         """Rows that are ready, as column values without run, attempt and rank.
@@ -86,6 +99,14 @@ class StepRows:
         for step in list(self._recent)[:-_MOST_RECENT]:
             if step not in self._changed:
                 del self._recent[step]
+
+
+def _integer(value: Any) -> int:
+    """A whole number of 64 bits; ValueError, TypeError or OverflowError for anything else."""
+    number = int(value)
+    if number != value or not -(2**63) <= number < 2**63:
+        raise ValueError(f"{value!r} is no whole number of 64 bits")
+    return number
 
 
 def _by_step(pairs: Iterable[tuple[int, Values]]) -> dict[int, Values]:

@@ -16,9 +16,10 @@ import duckdb
 import pyarrow as pa
 
 from ..profiler.errors import MegascopeError, UsageError
-from .duck import as_duckdb_error, connect, plain_integers, query_error, replace_views
+from .duck import as_duckdb_error, connect, is_read_error, plain_integers, query_error, replace_views
 from .files import DamagedFile, FileChecker
-from .manifest import FileEntry, Manifest, check_marker, manifest_folders, read_manifest, snapshot_numbers
+from .listing import Listing
+from .manifest import FileEntry, check_marker, manifest_folders
 from .schemas import TABLES
 from .views import ViewSource, identifier, view_statements
 
@@ -61,15 +62,19 @@ class Store:
         self._check_root()
         self._lock = threading.RLock()
         self._checker = FileChecker(self.root)
-        self._manifests: dict[Path, tuple[int, Manifest | None]] = {}
-        self._entries: dict[str, list[FileEntry]] = {}
-        self._version: tuple[Any, ...] = ()
+        self._listing = Listing(self.root)
         self._damage = 0
         self._views: dict[tuple[str, int] | None, _Views] = {}
         self._attempts: tuple[tuple[Any, ...], list[Attempt]] | None = None
         self._connection = connect()
         self.refresh()
-        if not self._entries:
+        if not self._listing.entries and self._listing.unreadable:
+            first = self.damaged[0]
+            raise MegascopeError(
+                f"No manifest of the store {self.root} can be read ({first.path.name}: {first.reason}): copy the store "
+                "again from the original."
+            )
+        if not self._listing.entries:
             raise MegascopeError(f"The store {self.root} is empty: wait until a job has written to it, or collect one.")
 
     def _check_root(self) -> None:
@@ -88,8 +93,8 @@ class Store:
 
     @property
     def damaged(self) -> list[DamagedFile]:
-        """Files that were met and cannot be read: they are left out of every answer."""
-        return sorted(self._checker.damaged.values(), key=lambda file: file.path)
+        """Files and newest manifests that were met and cannot be read: they are left out of every answer."""
+        return sorted([*self._checker.damaged.values(), *self._listing.unreadable.values()], key=lambda file: file.path)
 
     def close(self) -> None:
         """Close the connection; the store cannot be used afterwards."""
@@ -100,39 +105,19 @@ class Store:
     def refresh(self) -> None:
         """Take over what was committed since; cheap when nothing was."""
         with self._lock:
-            changed = False
-            folders = list(manifest_folders(self.root))
-            for folder in folders:
-                number = max(snapshot_numbers(folder), default=0)
-                if self._manifests.get(folder, (-1, None))[0] != number:
-                    self._manifests[folder] = (number, read_manifest(folder))
-                    changed = True
-            for folder in set(self._manifests) - set(folders):
-                del self._manifests[folder]
-                changed = True
-            if changed:
-                self._index()
-
-    def _index(self) -> None:
-        manifests = [manifest for _, manifest in self._manifests.values() if manifest is not None]
-        self._version = tuple(sorted((manifest.writer, manifest.snapshot) for manifest in manifests))
-        entries: dict[str, list[FileEntry]] = {}
-        for manifest in manifests:
-            for entry in manifest.files:
-                entries.setdefault(entry.table, []).append(entry)
-        self._entries = {table: sorted(found, key=lambda entry: entry.path) for table, found in entries.items()}
+            self._listing.refresh()
 
     def version(self) -> tuple[Any, ...]:
         """Changes whenever a manifest changes: a key for caches."""
-        return self._version
+        return self._listing.version
 
     def tables(self) -> list[str]:
         """The tables that have files, in the order of the documentation."""
-        return [name for name in TABLES if name in self._entries]
+        return [name for name in TABLES if name in self._listing.entries]
 
     def entries(self, table: str, attempt: Attempt | None = None) -> list[FileEntry]:
         """What the manifests list for a table; damaged files are left out."""
-        found = self._entries.get(table, ())
+        found = self._listing.entries.get(table, ())
         return [
             entry
             for entry in found
@@ -154,7 +139,7 @@ class Store:
             return list(self._attempts[1])
 
     def _read_attempts(self) -> list[Attempt]:
-        found = {(entry.run, entry.attempt): Attempt(entry.run, entry.attempt) for entry in self._all_entries()}
+        found = {(entry.run, entry.attempt): Attempt(entry.run, entry.attempt) for entry in self._listing.all_entries()}
         for row in self.query("SELECT * FROM runs").to_pylist():
             found[row["run"], row["attempt"]] = Attempt(
                 run=row["run"],
@@ -167,9 +152,6 @@ class Store:
                 configuration=_json_object(row["configuration"]),
             )
         return sorted(found.values(), key=lambda a: (a.start_ns or 0, a.run, a.attempt))
-
-    def _all_entries(self) -> list[FileEntry]:
-        return [entry for found in self._entries.values() for entry in found]
 
     def attempt(self, run: str | None = None, attempt: int | None = None) -> Attempt:
         """The newest attempt, or the newest of ``run``, or the one given. UsageError names what there is."""
@@ -190,7 +172,7 @@ class Store:
     def last_moment_ns(self, attempt: Attempt) -> int | None:
         """The newest moment in the store: of a heartbeat, or of the end of a span (UTC, ns)."""
         key = (attempt.run, attempt.attempt)
-        moments = [entry.max_ns for entry in self._all_entries() if (entry.run, entry.attempt) == key]
+        moments = [entry.max_ns for entry in self._listing.all_entries() if (entry.run, entry.attempt) == key]
         return max((moment for moment in moments if moment is not None), default=None)
 
     def data_age_s(self, attempt: Attempt) -> float | None:
@@ -223,10 +205,8 @@ class Store:
         try:
             try:
                 return self._execute(sql, parameters, attempt)
-            except (duckdb.ParserException, duckdb.BinderException):
-                raise
-            except duckdb.Error:
-                if not self._recover(attempt):
+            except duckdb.Error as error:
+                if not self.recover(error, attempt):
                     raise
                 return self._execute(sql, parameters, attempt)
         except duckdb.Error as error:
@@ -251,10 +231,15 @@ class Store:
         schema = self._prepare(attempt)
         with contextlib.closing(self._connection.cursor()) as cursor:
             cursor.execute(f"USE {schema}")
-            return plain_integers(cursor.sql(sql, params=list(parameters) or None).to_arrow_table())
+            try:
+                return plain_integers(cursor.sql(sql, params=list(parameters) or None).to_arrow_table())
+            except RuntimeError as error:  # a message with bytes of a damaged file, which are no text
+                raise duckdb.Error(str(error)) from error
 
-    def _recover(self, attempt: Attempt | None) -> bool:
+    def recover(self, error: duckdb.Error, attempt: Attempt | None) -> bool:
         """After a failed query: take over newer manifests, or find the damaged file; True to try again."""
+        if not is_read_error(error):
+            return False
         before = self.version()
         self.refresh()
         if self.version() != before:
@@ -267,7 +252,7 @@ class Store:
         return False
 
     def _stamp(self) -> tuple[Any, ...]:
-        return (self._version, self._damage)
+        return (self._listing.version, self._damage)
 
     def _prepare(self, attempt: Attempt | None) -> str:
         """Bring an attempt's views up to date and return the schema that holds them."""
@@ -285,7 +270,7 @@ class Store:
         """The SELECT behind every view, in the order in which they can be created."""
         files = {table: self.files(table, attempt) for table in self.tables()}
         numbers: dict[str, set[int]] = {}
-        for entry in self._all_entries():
+        for entry in self._listing.all_entries():
             numbers.setdefault(entry.run, set()).add(entry.attempt)
         has_restarts = attempt is None and any(len(found) > 1 for found in numbers.values())
         axes = list(attempt.layout) if attempt is not None else []

@@ -91,7 +91,9 @@ def _select(
         parameters,
         attempt,
     ).to_pylist()
-    rows = [row for row in rows if ranks is None or row["rank"] in set(ranks)]
+    if ranks is not None:
+        wanted = set(ranks)
+        rows = [row for row in rows if row["rank"] in wanted]
     first_ns = min((row["first_ns"] for row in rows), default=0)
     return [row["rank"] for row in rows], sum(row["spans"] for row in rows), first_ns
 

@@ -96,7 +96,7 @@ def _scan(files: Sequence[Path], options: str = "") -> str:
 
 
 _ORDERED_SCAN = ", filename = true, file_row_number = true"
-# A writer's later files sort behind its earlier ones: WRITER-SNAPSHOT[-NUMBER].parquet.
+# A writer's newer files sort behind its older ones, also after merges: WRITER-ORDER-NUMBER.parquet.
 _AGE = "filename DESC, file_row_number DESC"
 _WRITER = r"regexp_extract(filename, '([^/]+)-\d{12}(-\d+)?\.parquet$', 1)"
 
@@ -124,7 +124,9 @@ def _runs_view(files: Sequence[Path]) -> str:
             max(configuration) AS configuration, max(versions) AS versions, min(start_ns) AS start_ns,
             CASE WHEN bool_and(exit_reason IS NOT NULL) THEN max(end_ns) END AS end_ns,
             CASE WHEN bool_and(exit_reason IS NOT NULL) THEN
-                CASE WHEN bool_or(exit_reason = 'crashed') THEN 'crashed' ELSE max(exit_reason) END
+                CASE WHEN bool_or(exit_reason = 'crashed') THEN 'crashed'
+                     WHEN bool_or(exit_reason = 'interrupted') THEN 'interrupted'
+                     WHEN bool_or(exit_reason = 'exited') THEN 'exited' ELSE max(exit_reason) END
             END AS exit_reason
         FROM newest GROUP BY run, attempt
     """

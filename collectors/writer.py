@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +28,21 @@ from .manifest import (
     write_manifest,
     write_marker,
 )
-from .parquet import conform, extent, read_parquet, sort_rows, write_parquet
+from .merging import LargeMerge, crowded_large, crowded_small
+from .parquet import conform, last_moment, read_parquet, sort_rows, write_parquet
 from .schemas import TABLES
 
 GRACE_S = 60.0
 """A replaced file stays this long, so that readers of an older manifest can finish."""
 
 LOCK = "lock"
-SMALL_FILE_BYTES = 4 * 2**20
-MERGE_ABOVE_FILES = 16
-MERGE_MAX_ROWS = 1_000_000
-"""Rows that one merge holds in memory: about 250 MB of spans."""
+
+Key = tuple[str, str, int, str]
+"""Table, run, attempt and block."""
+
+
+class WriterHeldError(MegascopeError):
+    """Another process holds the writer's name, be it only for a moment."""
 
 
 class TableWriter:
@@ -50,8 +52,8 @@ class TableWriter:
     the writer's opaque ``cursors``. What was staged and never committed is removed by the writer's next incarnation.
     Use it as a context manager, or `close` it; one process at a time may hold a writer's name.
 
-    Raises MegascopeError where the name is held by another process or the store is of a newer schema, and OSError
-    where the store cannot be written.
+    Raises WriterHeldError where another process holds the name, MegascopeError where none of the writer's manifests can
+    be read or the store is of a newer schema, and OSError where the store cannot be written.
     """
 
     def __init__(self, root: Path, writer: str, *, grace_s: float = GRACE_S) -> None:
@@ -62,16 +64,19 @@ class TableWriter:
         make_folders(folder)
         lock = FileLock.acquire(folder / LOCK)
         if lock is None:
-            raise MegascopeError(f"Another process writes to {self.root} as {writer!r}: end it, or use another name.")
+            raise WriterHeldError(f"Another process writes to {self.root} as {writer!r}: end it, or use another name.")
         self._lock = lock
-        manifest = read_manifest(folder) or Manifest(writer, 0)
-        self.snapshot = max([0, *snapshot_numbers(folder)])
+        self.snapshot = max(snapshot_numbers(folder), default=0)
+        manifest = _read_own(folder, writer, self.snapshot)
         self.state: Mapping[str, Any] = manifest.state
         self._live = {entry.path: entry for entry in manifest.files}
         self._retired = {entry.path: entry for entry in manifest.retired}
+        self._order = max([self.snapshot, *(entry.order for entry in manifest.files)])
         self._staged: dict[str, FileEntry] = {}
         self._replaced: set[str] = set()
-        self._remove_orphans()
+        self._large: LargeMerge | None = None
+        if manifest.snapshot == self.snapshot:
+            self._remove_orphans()
 
     def __enter__(self) -> TableWriter:
         return self
@@ -107,11 +112,13 @@ class TableWriter:
         """
         if table not in TABLES:
             raise MegascopeError(f"There is no table {table!r}: use one of {', '.join(TABLES)}.")
-        if replace:
-            self._replaced.update(self._paths(table, run, attempt, block))
         conformed = sort_rows(table, conform(TABLES[table], run, attempt, rows, axes))
+        key = (table, run, attempt, block)
+        if replace:
+            self._replaced.update(entry.path for entry in self._files(key))
         if conformed.num_rows:
-            self._stage(table, run, attempt, block, conformed)
+            self._order += 1
+            self._stage(key, conformed, self._order)
 
     def commit(self, cursors: Mapping[str, Any] | None = None) -> int:
         """List all that is staged in a new manifest snapshot and return its number.
@@ -120,8 +127,10 @@ class TableWriter:
         the same call may be tried again.
         """
         state = self.state if cursors is None else cursors
-        for key in self._crowded():
-            self._merge(*key)
+        grown = list(dict.fromkeys(_key(entry) for entry in self._staged.values()))
+        for key in grown:
+            self._merge_small(key)
+        self._merge_large(grown)
         live = {path: entry for path, entry in self._live.items() if path not in self._replaced} | self._staged
         now = time.time_ns()
         gone = {path: Retired(path, now) for path in self._replaced if path in self._live}
@@ -147,22 +156,25 @@ class TableWriter:
     def close(self) -> None:
         """Delete what is staged and give the writer's name free."""
         self.rollback()
+        self._drop_large()
         self._lock.release()
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def _paths(self, table: str, run: str, attempt: int, block: str) -> list[str]:
-        key = (table, run, attempt, block)
-        return [path for path, e in (self._live | self._staged).items() if (e.table, e.run, e.attempt, e.block) == key]
+    def _files(self, key: Key) -> list[FileEntry]:
+        """Files of one table, attempt and block, the oldest first; those that are replaced are left out."""
+        found = [entry for entry in (self._live | self._staged).values() if _key(entry) == key]
+        return sorted((e for e in found if e.path not in self._replaced), key=lambda entry: (entry.order, entry.path))
 
-    def _stage(self, table: str, run: str, attempt: int, block: str, rows: pa.Table) -> None:
-        folder = data_folder(table, run, attempt, block)
-        stem = f"{quote_name(self.writer)}-{self.snapshot + 1:012d}"
-        names = (f"{stem}.parquet" if number == 0 else f"{stem}-{number}.parquet" for number in range(10**6))
-        path = next(f"{folder}/{name}" for name in names if f"{folder}/{name}" not in self._staged)
-        make_folders(self.root / folder)
+    def _new_path(self, key: Key, order: int) -> str:
+        stem = f"{data_folder(*key)}/{quote_name(self.writer)}-{order:012d}"
+        return next(path for number in range(10**6) if not (self.root / (path := f"{stem}-{number}.parquet")).exists())
+
+    def _stage(self, key: Key, rows: pa.Table, order: int) -> None:
+        make_folders(self.root / data_folder(*key))
+        path = self._new_path(key, order)
         size = write_durably(self.root / path, lambda temporary: write_parquet(rows, temporary))
-        self._staged[path] = FileEntry(path, table, run, attempt, block, rows.num_rows, size, **asdict(extent(rows)))
+        self._staged[path] = FileEntry(path, *key, rows.num_rows, size, last_moment(rows))
 
     def _split_retired(self, now: int) -> tuple[dict[str, Retired], list[str]]:
         """Retired files that must stay, and those that no reader can use any more."""
@@ -180,33 +192,16 @@ class TableWriter:
 
     # -- merging ------------------------------------------------------------------------------------------------
 
-    def _crowded(self) -> list[tuple[str, str, int, str]]:
-        """Tables, attempts and blocks in which too many small files have come together."""
-        counts: dict[tuple[str, str, int, str], int] = defaultdict(int)
-        for entry in (self._live | self._staged).values():
-            if entry.size_bytes < SMALL_FILE_BYTES and entry.path not in self._replaced:
-                counts[entry.table, entry.run, entry.attempt, entry.block] += 1
-        return [key for key, count in counts.items() if count > MERGE_ABOVE_FILES]
+    def _merge_small(self, key: Key) -> None:
+        """Replace small files by one, sorted; the old ones stay for readers until their grace is over."""
+        chosen = crowded_small(self._files(key))
+        merged = self._read_for_merge(chosen) if len(chosen) > 1 else None
+        if merged is not None:
+            self._stage(key, sort_rows(key[0], merged), chosen[-1].order)
+            self._retire(chosen)
 
-    def _merge(self, table: str, run: str, attempt: int, block: str) -> None:
-        """Replace small files by one; the old ones stay for readers until their grace is over."""
-        chosen: list[FileEntry] = []
-        for path in self._paths(table, run, attempt, block):  # in order of age, and that order stays
-            entry = self._live.get(path) or self._staged[path]
-            if entry.size_bytes >= SMALL_FILE_BYTES or path in self._replaced:
-                continue
-            if sum(each.rows for each in chosen) + entry.rows > MERGE_MAX_ROWS:
-                if len(chosen) > 1:
-                    break
-                chosen = []
-            chosen.append(entry)
-        if len(chosen) < 2:
-            return
-        merged = self._read_for_merge(chosen)
-        if merged is None:
-            return
-        self._stage(table, run, attempt, block, sort_rows(table, merged))
-        for entry in chosen:
+    def _retire(self, entries: Sequence[FileEntry]) -> None:
+        for entry in entries:
             if self._staged.pop(entry.path, None) is None:
                 self._replaced.add(entry.path)
             else:
@@ -215,14 +210,62 @@ class TableWriter:
     def _read_for_merge(self, entries: Sequence[FileEntry]) -> pa.Table | None:
         """All rows of the files in order; None where one cannot be read: merging is not worth a failure."""
         table = TABLES[entries[0].table]
+        known = {field.name for field in table.schema()}
         try:
             parts = [read_parquet(self.root / entry.path) for entry in entries]
-        except (OSError, pa.ArrowException):
+            axes = list(dict.fromkeys(name for part in parts for name in part.column_names if name not in known))
+            first = entries[0]
+            return pa.concat_tables([conform(table, first.run, first.attempt, part, axes) for part in parts])
+        except (OSError, pa.ArrowException, MegascopeError):
             return None
-        known = {field.name for field in table.schema()}
-        axes = list(dict.fromkeys(name for part in parts for name in part.column_names if name not in known))
-        entry = entries[0]
-        return pa.concat_tables(conform(table, entry.run, entry.attempt, part, axes) for part in parts)
+
+    def _merge_large(self, grown: Sequence[Key]) -> None:
+        """Go on with a merge of larger files, or begin one; it is a convenience and never a reason to fail."""
+        if self._large is not None and not all(self._is_live(entry) for entry in self._large.entries):
+            self._drop_large()
+        try:
+            self._large = self._large or self._begin_large(grown)
+            if self._large is not None and self._large.advance():
+                done, self._large = self._large, None
+                self._staged[done.path] = done.entry()
+                self._retire(done.entries)
+        except (OSError, pa.ArrowException, MegascopeError):
+            self._drop_large()
+
+    def _begin_large(self, grown: Sequence[Key]) -> LargeMerge | None:
+        for key in grown:
+            files = [entry for entry in self._files(key) if self._is_live(entry)]
+            chosen = [] if TABLES[key[0]].has_axes else crowded_large(files)
+            if len(chosen) > 1:
+                return LargeMerge(self.root, self._new_path(key, chosen[-1].order), chosen)
+        return None
+
+    def _is_live(self, entry: FileEntry) -> bool:
+        return entry.path in self._live and entry.path not in self._replaced
+
+    def _drop_large(self) -> None:
+        large, self._large = self._large, None
+        if large is not None:
+            with contextlib.suppress(OSError):
+                large.abandon()
+
+
+def _key(entry: FileEntry) -> Key:
+    return entry.table, entry.run, entry.attempt, entry.block
+
+
+def _read_own(folder: Path, writer: str, newest: int) -> Manifest:
+    """The last snapshot of a writer, or one without files where it has none yet.
+
+    Raises MegascopeError where there are snapshots and none can be read: its files would be taken for left-overs.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None and newest:
+        raise MegascopeError(
+            f"None of the manifests in {folder} can be read: put one back from a copy of the store, or remove the "
+            "folder to give up the files that they list."
+        )
+    return manifest or Manifest(writer, 0)
 
 
 def sweep(root: Path, grace_s: float = GRACE_S) -> int:

@@ -11,12 +11,12 @@ from flask import Flask
 
 from ..collectors.store import Store
 from ..profiler.errors import MegascopeError
-from .components import Rendered, problem
+from .components import Awaited, Rendered, problem
 from .endpoints import add_endpoints
 from .pages import PAGES
 from .pages.page import Page
 from .security import keep_at_home, require_local_names, require_token
-from .shell import PENDING_TICK_MS, TICK_MS, age_text, app_layout, navigation
+from .shell import PENDING_TICK_MS, TICK_MS, age_text, app_layout, jobs_key, navigation
 from .view import View, parse_view
 from .workbench import Workbench
 
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 FOLDER = Path(__file__).resolve().parent
 
 
-def create_app(store: Store, *, token: str | None = None, any_host: bool = False) -> Dash:
+def create_app(store: Store, *, token: str | None = None) -> Dash:
     """The app over a store. With a ``token`` nothing is answered without it; without, only local host names are
-    answered to, unless ``any_host``."""
+    answered to."""
     # Paths are given, because Flask would look for them through the import system and fails in some installations.
     server = Flask("megascope", static_folder=None, root_path=str(FOLDER), instance_path=str(FOLDER))
     bench = Workbench(store)
     server.extensions["megascope"] = bench
     if token is not None:
         require_token(server, token)
-    elif not any_host:
+    else:
         require_local_names(server)
     add_endpoints(server, bench)
     app = Dash(
@@ -107,13 +107,14 @@ def render(
         attempt = bench.attempt(view)
         version = bench.stamp()
         age = age_text(bench, attempt, ticks)
-        mark = {"address": f"{path}{search or ''}", "version": version}
+        mark: dict[str, Any] = {"address": f"{path}{search or ''}", "version": version}
         if shown is not None and not page.live:
             return (*[no_update] * 5, *age, no_update)
         if shown is not None and shown.get("version") == version and not shown.get("pending"):
             return (*[no_update] * 5, *age, no_update)
         body = page.body(view, bench)
-        is_same = shown is not None and shown.get("frame") == body.frame_key
+        mark |= {"pending": body.awaited != Awaited.NOTHING, "frame": f"{jobs_key(bench, attempt)}|{body.frame_key}"}
+        is_same = shown is not None and shown.get("frame") == mark["frame"]
         frame = no_update if is_same else page.frame(view, bench)
     except MegascopeError as error:
         return _failed(names, path, search, str(error))
@@ -132,8 +133,7 @@ def _succeeded(
     mark: dict[str, Any],
     age: tuple[str, str, str],
 ) -> tuple[Any, ...]:
-    interval = PENDING_TICK_MS if body.pending else TICK_MS
-    mark = {**mark, "pending": body.pending, "frame": body.frame_key}
+    interval = PENDING_TICK_MS if body.awaited == Awaited.FIRST else TICK_MS
     return (navigation(names, page.path, view), body.banner, frame, body.children, mark, *age, interval)
 
 

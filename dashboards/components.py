@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import Any
 
 from dash import dcc, html
@@ -14,14 +15,22 @@ from dash.development.base_component import Component
 Children = Component | str | Sequence[Component | str]
 
 
+class Awaited(IntEnum):
+    """What a page waits for: nothing, a newer verdict in place of the one that it shows, or the first one."""
+
+    NOTHING = 0
+    NEWER = 1
+    FIRST = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a page shows below its controls. ``pending``: an analysis is still running, so ask again soon.
+    """What a page shows below its controls. While something is ``awaited``, the page is to be asked for again.
     ``frame_key``: what the page's own choices depend on; the controls are drawn again when it changes."""
 
     banner: Children
     children: Children
-    pending: bool = False
+    awaited: Awaited = Awaited.NOTHING
     frame_key: str = ""
 
 

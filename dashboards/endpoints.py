@@ -19,13 +19,17 @@ from ..profiler.errors import MegascopeError, UsageError
 from .curves import curve_panels
 from .heat_data import heat_payload
 from .scene_data import scene_payload
-from .span_data import choose_spans, spans_payload
+from .span_choice import choose_spans
+from .span_data import spans_payload
 from .view import View, parse_view
 from .workbench import Workbench
 
 log = logging.getLogger(__name__)
 
 EXPORTED_ROWS = 200_000
+EXPORTED_SPANS = 500_000
+"""About 200 MB of JSON: what a browser and its viewer still take. The command line exports without a limit."""
+
 _MARKS = {"v", "verdict"}
 Builder = Callable[[Workbench, Attempt, View], bytes]
 
@@ -101,11 +105,20 @@ def _export_sql(bench: Workbench) -> Response:
     return answer
 
 
+_COUNT = "SELECT count(*) AS spans FROM events WHERE list_contains(?, rank) AND step BETWEEN ? AND ?"
+
+
 def _export_timeline(bench: Workbench) -> Response:
-    """The shown ranks and steps in Chrome's trace format, which Perfetto opens."""
+    """The shown ranks and steps in Chrome's trace format, which Perfetto opens; up to `EXPORTED_SPANS` spans."""
     view = _view()
     attempt = bench.attempt(view)
     choice = choose_spans(view, bench, attempt)
+    spans = bench.store.query(_COUNT, [list(choice.ranks), *choice.steps], attempt)["spans"][0].as_py()
+    if spans > EXPORTED_SPANS:
+        raise UsageError(
+            f"The view has {spans:,} spans; the page exports {EXPORTED_SPANS:,}. Choose fewer steps or ranks, "
+            "or export with `megascope timeline`."
+        )
     with tempfile.TemporaryDirectory(prefix="megascope-") as folder:
         path = Path(folder) / "timeline.json"
         export_chrome(bench.store, attempt, path, ranks=choice.ranks, steps=choice.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +123,14 @@ def _labels(ranks: npt.NDArray[np.int64], placement: Placement, order: str) -> l
     return [(int(index), str(index) if index >= 0 else "unknown") for index in placement.coordinate(order, ranks)]
 
 
-def place_text(placement: Placement, rank: int) -> str:
-    """A rank's coordinates in words, such as "pp1 dp0 tp1"."""
-    one = np.array([rank], np.int64)
-    pairs = ((axis, int(placement.coordinate(axis, one)[0])) for axis in placement.coordinates)
-    return " ".join(f"{axis}{index}" for axis, index in pairs if index >= 0)
+def place_texts(placement: Placement, ranks: Sequence[int]) -> list[str]:
+    """Each rank's coordinates in words, such as "pp1 dp0 tp1"."""
+    wanted = np.array(ranks, np.int64)
+    columns = {axis: placement.coordinate(axis, wanted).tolist() for axis in placement.coordinates}
+    return [
+        " ".join(f"{axis}{column[at]}" for axis, column in columns.items() if column[at] >= 0)
+        for at in range(len(wanted))
+    ]
 
 
 def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
@@ -147,7 +151,7 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
         "ranks": ranks,
         "steps": [int(step) for step in matrix.steps],
         "hosts": [placement.host_of(rank) for rank in ranks],
-        "places": [place_text(placement, rank) for rank in ranks],
+        "places": place_texts(placement, ranks),
         "sections": [[section.label, section.first, section.last] for section in sections],
         "link": link.search().removeprefix("?"),
     }

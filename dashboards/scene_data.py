@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..collectors.store import Attempt
 from ..profiler.errors import MegascopeError, UsageError
-from ..viz3d.deaths import parse_actions
+from ..viz3d.actions import parse_actions
 from ..viz3d.figure import Node, Scene, build_scene
-from ..viz3d.hang import diagnose
-from ..viz3d.snapshot import Snapshot, take_snapshot
-from ..viz3d.verdict import HangVerdict
+from ..viz3d.hang import Judged
+from ..viz3d.snapshot import take_snapshot
+from ..viz3d.states import Snapshot
 from .components import utc
-from .heat_data import place_text, placement_of
+from .heat_data import place_texts, placement_of
+from .verdicts import hang_of
 from .view import View
-from .workbench import Latest, Workbench
+from .workbench import Workbench
 
 SHOW_ALL_RANKS = 1024
 """Above this many ranks the picture starts with those involved only."""
+
+EDGE_COLOURS = ("p2p", "compute", "collective", "data", "optimizer", "backward")
+"""Names of the style sheet's colours for the groups of the first axis, the second, and so on."""
 
 AROUND = {"all": "all ranks", "involved": "those involved"}
 
@@ -58,6 +63,12 @@ def snapshot_of(bench: Workbench, attempt: Attempt, moment_ns: int | None) -> Sn
     return snapshot
 
 
+def incidents_of(bench: Workbench, attempt: Attempt) -> list[dict[str, Any]]:
+    """What went wrong in the attempt, as the agents noted it."""
+    key = ("incidents", attempt.run, attempt.attempt)
+    return bench.cached(key, lambda: list(bench.store.read("incidents", attempt).to_pylist()))
+
+
 def moment_before_end(bench: Workbench, attempt: Attempt) -> int | None:
     """For a job that did not end well: the agent's last look at its newest incident. None shows the newest state.
 
@@ -65,8 +76,7 @@ def moment_before_end(bench: Workbench, attempt: Attempt) -> int | None:
     """
     if attempt.exit_reason in {None, "finished"}:
         return None
-    key = ("incidents", attempt.run, attempt.attempt)
-    rows = bench.cached(key, lambda: bench.store.read("incidents", attempt).to_pylist())
+    rows = incidents_of(bench, attempt)
     if not rows:
         return None
     newest = max(rows, key=lambda row: int(row["opened_ns"]))
@@ -80,41 +90,57 @@ def shown_snapshot(bench: Workbench, attempt: Attempt, view: View) -> Snapshot:
     return snapshot_of(bench, attempt, moment)
 
 
-def verdict_at(bench: Workbench, attempt: Attempt, moment_ns: int | None, wait_s: float) -> Latest[HangVerdict]:
-    """The hang verdict of now, or of a past moment."""
-    key = ("hang", attempt.run, attempt.attempt, *(() if moment_ns is None else (moment_ns,)))
-    return bench.latest(key, lambda: diagnose(bench.store, attempt, now_ns=moment_ns), wait_s=wait_s)
+@dataclass(frozen=True, slots=True)
+class ShownScene:
+    """The scene that a view shows, and the look at the ranks that it was drawn from."""
+
+    choice: SceneChoice
+    snapshot: Snapshot
+    scene: Scene
 
 
-def scene_of(bench: Workbench, attempt: Attempt, view: View, wait_s: float = 0.5) -> tuple[SceneChoice, Scene]:
-    """The scene that a view shows."""
-    snapshot = shown_snapshot(bench, attempt, view)
+def scene_of(bench: Workbench, attempt: Attempt, view: View, judged: Judged | None) -> ShownScene:
+    """The scene of a verdict, from the very look and graph that it was read from; without one, the shown snapshot's."""
+    if judged is not None and judged.snapshot is not None and judged.snapshot.states:
+        snapshot, graph = judged.snapshot, judged.graph
+    else:
+        snapshot, graph = shown_snapshot(bench, attempt, view), None
     choice = choose_scene(view, attempt, snapshot)
-    verdict = verdict_at(bench, attempt, view.moment, wait_s).value
-    return choice, build_scene(snapshot, verdict, choice.rank)
+    verdict = None if judged is None else judged.verdict
+    return ShownScene(choice, snapshot, build_scene(snapshot, verdict, choice.rank, graph))
+
+
+def edge_colours(axes: Sequence[str]) -> dict[str, str]:
+    """The colour of each axis's groups: by its place in the mesh, whatever its name."""
+    return {axis: EDGE_COLOURS[place % len(EDGE_COLOURS)] for place, axis in enumerate(axes)}
 
 
 def scene_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     """The scene as JSON for the canvas (assets/scene.js)."""
-    choice, scene = scene_of(bench, attempt, view)
-    snapshot = shown_snapshot(bench, attempt, view)
+    shown = scene_of(bench, attempt, view, hang_of(bench, attempt, view.moment, wait_s=0.5).value)
+    choice, snapshot, scene = shown.choice, shown.snapshot, shown.scene
     edges = {axis: pairs for axis, pairs in scene.edges.items() if choice.axis in {"all", axis}}
     waits: dict[int, list[int]] = {}
     for waiter, other in scene.waits:
         waits.setdefault(waiter, []).append(other)
+    places = place_texts(placement_of(bench, attempt), [node.rank for node in scene.nodes])
     payload = {
         "moment": utc(scene.moment_ns),
         "rank": choice.rank,
         "around": choice.around if any(node.involved for node in scene.nodes) else "all",
-        "nodes": [_node(bench, attempt, snapshot, node, waits.get(node.rank, [])) for node in scene.nodes],
+        "nodes": [
+            _node(snapshot, node, place, waits.get(node.rank, []))
+            for node, place in zip(scene.nodes, places, strict=True)
+        ],
         "axes": [{"name": line.name, "from": line.start, "to": line.end} for line in scene.axes],
         "edges": edges,
+        "edge_colours": edge_colours(snapshot.axes),
         "waits": scene.waits,
     }
     return json.dumps(payload, allow_nan=False).encode()
 
 
-def _node(bench: Workbench, attempt: Attempt, snapshot: Snapshot, node: Node, waits_for: list[int]) -> dict[str, Any]:
+def _node(snapshot: Snapshot, node: Node, place: str, waits_for: list[int]) -> dict[str, Any]:
     state = snapshot.states.get(node.rank)
     return {
         "rank": node.rank,
@@ -128,5 +154,5 @@ def _node(bench: Workbench, attempt: Attempt, snapshot: Snapshot, node: Node, wa
         "process": None if state is None else state.process_state,
         "heartbeat": None if state is None else utc(state.moment_ns),
         "host": snapshot.hosts.get(node.rank),
-        "place": place_text(placement_of(bench, attempt), node.rank),
+        "place": place,
     }

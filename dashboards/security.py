@@ -39,7 +39,8 @@ def require_token(server: Flask, token: str) -> None:
         if given is not None and hmac.compare_digest(given.encode(), token.encode()):
             rest = [(name, value) for name, value in request.args.items(multi=True) if name != "token"]
             answer = redirect(request.path + ("?" + urlencode(rest) if rest else ""))
-            answer.set_cookie(COOKIE, session, httponly=True, samesite="Strict")
+            # Lax, not Strict: a link in a chat or a ticket shall open, and other sites' requests still come without it.
+            answer.set_cookie(COOKIE, session, httponly=True, samesite="Lax")
             return Response(answer.get_data(), answer.status, answer.headers)
         if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), session.encode()):
             return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import waitress
 
@@ -83,7 +84,7 @@ def open_server(
         clear_untrusted_proxy_headers=True,
     )
     bound = int(listening.getsockname()[1])
-    query = f"?token={token}" if token else ""
+    query = "?" + urlencode({"token": token}) if token else ""
     shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
     shown = f"[{shown}]" if ":" in shown else shown
     return RunningServer(f"http://{shown}:{bound}/{query}", bound, app.server.extensions["megascope"], server, channels)

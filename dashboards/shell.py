@@ -12,6 +12,8 @@ from .workbench import Workbench
 
 TICK_MS = 2000
 PENDING_TICK_MS = 400
+_OF_AN_ATTEMPT = ("steps", "zoom", "t", "moment")
+"""Parameters that mean nothing in another attempt."""
 
 
 def app_layout() -> Component:
@@ -56,16 +58,22 @@ def job_controls(view: View, bench: Workbench, *more: Component) -> Component:
         [
             controls(
                 [select("run", "run", runs, attempt.run)],
-                clears=("attempt", "steps", "zoom", "t", "moment", "segment", "rank", "axis", "ranks"),
+                clears=("attempt", *_OF_AN_ATTEMPT, "segment", "rank", "axis", "ranks", "scroll", "camera"),
             ),
             controls(
                 [select("attempt", "attempt", numbers, str(attempt.attempt))],
-                clears=("steps", "zoom", "t", "moment"),
+                clears=_OF_AN_ATTEMPT,
             ),
             *more,
         ],
         className="control-row",
     )
+
+
+def jobs_key(bench: Workbench, attempt: Attempt) -> str:
+    """What `job_controls` shows, as a key: a restart or an end changes it, and the controls are drawn again."""
+    known = [(each.run, each.attempt, each.exit_reason) for each in bench.store.attempts()]
+    return f"{hash((attempt.run, attempt.attempt, *known)) & 0xFFFFFFFF:x}"
 
 
 def _attempt_label(attempt: Attempt) -> str:

@@ -1,22 +1,21 @@
-"""The Timeline page's data: which ranks and steps are shown, their spans as arrays, and arrows from send to receive."""
+"""The Timeline page's data: the spans of the shown ranks and steps as arrays, and arrows from send to receive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
+from ..collectors.store import Attempt
 from ..profiler.errors import MegascopeError, UsageError
-from ..profiler.topology import Topology
 from ..profiler.vocabulary import WAITING_KINDS
+from .alignment import SAME_CLOCK, clocks_of
 from .binary import pack
-from .heat_data import place_text, placement_of
-from .verdicts import hang_of, peer_axis, stragglers_of
+from .heat_data import place_texts, placement_of
+from .span_choice import SpanChoice, choose_spans
 from .view import View
 from .workbench import Workbench
 
@@ -27,8 +26,6 @@ HOST, COMMUNICATION = "host", "comm"
 """Communication from the host gets a lane for each axis: it overlaps the work that it runs beside."""
 WORK = {HOST, "compute", "default"}
 """Lanes of work: the first of a rank."""
-ALONE = "rank"
-"""The choice of axis that shows one rank only."""
 
 _SPANS = """
     SELECT e.rank, e.step, e.microbatch, e.chunk, e.stream, e.thread, e.start_ns, e.duration_ns, e.self_ns,
@@ -37,71 +34,6 @@ _SPANS = """
     WHERE list_contains(?, e.rank) AND e.step BETWEEN ? AND ?
     LIMIT ?
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SpanChoice:
-    """What the Timeline shows, with the page's defaults filled in."""
-
-    rank: int
-    axis: str
-    ranks: tuple[int, ...]
-    steps: tuple[int, int]
-    first_step: int
-    last_step: int
-
-
-def choose_spans(view: View, bench: Workbench, attempt: Attempt) -> SpanChoice:
-    """Fill in what the view leaves open. Raises UsageError for ranks, axes or steps that the attempt does not have."""
-    known = [int(rank) for rank in placement_of(bench, attempt).ranks]
-    if not known:
-        raise MegascopeError(f"Attempt {attempt.attempt} of {attempt.run} has no ranks yet: wait for its first data.")
-    first, last, whole = bench.cached(("steps", attempt.run, attempt.attempt), lambda: _steps(bench.store, attempt))
-    rank = (
-        view.rank if view.rank is not None else (view.ranks[0] if view.ranks else _default_rank(bench, attempt, known))
-    )
-    absent = [each for each in (rank, *view.ranks) if each not in known]
-    if absent:
-        raise UsageError(f"The run has no data of rank {absent[0]}: its ranks are {known[0]} to {known[-1]}.")
-    steps = view.steps or (whole, whole)
-    if steps[0] > last or steps[1] < first:
-        raise UsageError(f"The run has no data of step {steps[0]}: its steps are {first} to {last}.")
-    axis = view.axis or ("" if view.ranks else peer_axis(attempt) or ALONE)
-    ranks = view.ranks if view.ranks and not view.axis else _group(attempt, rank, axis)
-    ranks = tuple(each for each in ranks if each in set(known))
-    return SpanChoice(rank, axis, ranks, steps, first, last)
-
-
-def _default_rank(bench: Workbench, attempt: Attempt, known: Sequence[int]) -> int:
-    """Who is at the root of a hang, or else accused of being slow, if the analyses are done; else the first rank."""
-    verdicts = (hang_of(bench, attempt, wait_s=0).value, stragglers_of(bench, attempt, wait_s=0).value)
-    culprits = [culprit for verdict in verdicts if verdict is not None for culprit in verdict.culprits]
-    accused = [rank for culprit in culprits for rank in culprit.ranks]
-    return next((rank for rank in accused if rank in known), known[0])
-
-
-def _group(attempt: Attempt, rank: int, axis: str) -> tuple[int, ...]:
-    if axis == ALONE:
-        return (rank,)
-    if axis not in attempt.layout:
-        raise UsageError(f"The mesh has no axis {axis!r}. Choose one of {', '.join([*attempt.layout, ALONE])}.")
-    mesh = Topology.from_mapping(attempt.layout)
-    return mesh.group(axis, rank) if rank < mesh.world_size else (rank,)
-
-
-def _steps(store: Store, attempt: Attempt) -> tuple[int, int, int]:
-    """First step, last step, and the newest step that all ranks have completed."""
-    rows = store.query(
-        "SELECT step, count(DISTINCT rank) AS ranks FROM steps GROUP BY step ORDER BY step", attempt=attempt
-    ).to_pylist()
-    if not rows:
-        sql = "SELECT DISTINCT step, 1 AS ranks FROM events WHERE step IS NOT NULL ORDER BY step"
-        rows = store.query(sql, attempt=attempt).to_pylist()
-    if not rows:
-        raise MegascopeError(f"Attempt {attempt.attempt} of {attempt.run} has no steps yet: wait for the first ones.")
-    most = max(row["ranks"] for row in rows)
-    whole = [row["step"] for row in rows if row["ranks"] == most]
-    return rows[0]["step"], rows[-1]["step"], whole[-1]
 
 
 def spans_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
@@ -116,7 +48,7 @@ def spans_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     spans = bench.store.query(_SPANS, parameters, attempt)
     if spans.num_rows > MAX_SPANS:
         raise UsageError(f"The view has more than {MAX_SPANS:,} spans. Choose fewer steps or fewer ranks.")
-    spans = _with_in_flight(bench.store, attempt, choice, spans)
+    spans = _with_in_flight(bench, attempt, choice, spans)
     if not spans.num_rows:
         raise MegascopeError(f"No spans of these ranks in steps {choice.steps[0]} to {choice.steps[1]}.")
     return _packed(bench, attempt, choice, spans)
@@ -152,8 +84,8 @@ def _packed(bench: Workbench, attempt: Attempt, choice: SpanChoice, spans: pa.Ta
         "lanes": lanes,
         "segments": [{"name": name or "unknown", "kind": kind or "", "axis": axis} for name, kind, axis in segments],
         "hosts": {rank: placement.host_of(rank) for rank in choice.ranks},
-        "places": {rank: place_text(placement, rank) for rank in choice.ranks},
-        "steps": _step_starts(bench.store, attempt, choice, base),
+        "places": dict(zip(choice.ranks, place_texts(placement, choice.ranks), strict=True)),
+        "steps": _step_starts(bench, attempt, choice, base),
         **words,
     }
     return pack(meta, arrays)
@@ -217,23 +149,27 @@ def _arrows(spans: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int3
     return both[:, 0], both[:, 1]
 
 
-def _step_starts(store: Store, attempt: Attempt, choice: SpanChoice, base: int) -> list[list[int]]:
-    """Starts of the shown steps on the ranks' aligned clocks as [rank, step, ns from the base]."""
+def _step_starts(bench: Workbench, attempt: Attempt, choice: SpanChoice, base: int) -> list[list[int]]:
+    """Starts of the shown steps on the reference host's clock as [rank, step, ns from the base]."""
     if choice.steps[1] - choice.steps[0] > 500:
         return []
-    rows = store.query(
+    rows = bench.store.query(
         "SELECT rank, step, start_ns FROM steps WHERE list_contains(?, rank) AND step BETWEEN ? AND ?",
         [list(choice.ranks), *choice.steps],
         attempt,
     )
-    return [[row["rank"], row["step"], row["start_ns"] - base] for row in rows.to_pylist()]
+    clocks = clocks_of(bench, attempt)
+    return [
+        [row["rank"], row["step"], clocks.get(row["rank"], SAME_CLOCK).aligned(row["start_ns"]) - base]
+        for row in rows.to_pylist()
+    ]
 
 
-def _with_in_flight(store: Store, attempt: Attempt, choice: SpanChoice, spans: pa.Table) -> pa.Table:
+def _with_in_flight(bench: Workbench, attempt: Attempt, choice: SpanChoice, spans: pa.Table) -> pa.Table:
     """Add what the shown ranks were in at their last heartbeat, while the attempt has not ended: begun, not ended."""
     if attempt.end_ns is not None and attempt.exit_reason == "finished":
         return spans
-    rows = store.query(
+    rows = bench.store.query(
         """WITH newest AS (
                SELECT rank, step, moment_ns, in_flight FROM heartbeats WHERE list_contains(?, rank)
                QUALIFY row_number() OVER (PARTITION BY rank ORDER BY moment_ns DESC) = 1)
@@ -244,10 +180,11 @@ def _with_in_flight(store: Store, attempt: Attempt, choice: SpanChoice, spans: p
     ).to_pylist()
     if not rows:
         return spans
+    clocks = clocks_of(bench, attempt)
     more = [
         {
             **{name: row.get(name) for name in ("rank", "step", "microbatch", "group", "sequence", "peer", "kind")},
-            "start_ns": row["begun_ns"],
+            "start_ns": clocks.get(row["rank"], SAME_CLOCK).aligned(row["begun_ns"]),
             "duration_ns": max(0, row["moment_ns"] - row["begun_ns"]),
             "name": row["segment"],
             "stream": IN_FLIGHT,

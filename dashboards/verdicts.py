@@ -10,18 +10,15 @@ from dash import dcc
 from dash.development.base_component import Component
 
 from ..collectors.store import Attempt
+from ..heatmap.peers import STAGE_AXIS
 from ..heatmap.stragglers import find_stragglers
 from ..heatmap.verdict import Culprit, Outcome, StragglerVerdict
-from ..viz3d.hang import diagnose
-from ..viz3d.verdict import HangVerdict
-from .components import banner
+from ..viz3d.hang import Judged, diagnose_with_graph
+from .components import Awaited, banner
 from .view import View
 from .workbench import Latest, Workbench
 
 FIRST_WAIT_S = 0.25
-PEER_AXES = ("dp", "tp")
-"""Axes whose groups do the same work; the first that the mesh has opens beside a rank."""
-
 _SLOW = {
     Outcome.FINDINGS: ("bad", "SLOW"),
     Outcome.HEALTHY: ("good", "HEALTHY"),
@@ -43,25 +40,27 @@ def stragglers_of(bench: Workbench, attempt: Attempt, *, wait_s: float = FIRST_W
     return bench.latest(key, lambda: find_stragglers(bench.store, attempt), wait_s=wait_s)
 
 
-def hang_of(bench: Workbench, attempt: Attempt, *, wait_s: float = FIRST_WAIT_S) -> Latest[HangVerdict]:
-    """The newest hang verdict that is ready."""
-    key = ("hang", attempt.run, attempt.attempt)
-    return bench.latest(key, lambda: diagnose(bench.store, attempt), wait_s=wait_s)
+def hang_of(
+    bench: Workbench, attempt: Attempt, moment_ns: int | None = None, *, wait_s: float = FIRST_WAIT_S
+) -> Latest[Judged]:
+    """The newest hang verdict that is ready, of now or of a past moment, with what it was read from."""
+    key = ("hang", attempt.run, attempt.attempt, moment_ns)
+    return bench.latest(key, lambda: diagnose_with_graph(bench.store, attempt, now_ns=moment_ns), wait_s=wait_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict as it is shown. ``pending``: there is none yet, but it is on its way."""
+class ShownVerdict:
+    """A verdict as it is shown, and whether the first or a newer one is on its way."""
 
     banner: Component
     tone: str
-    pending: bool = False
+    awaited: Awaited = Awaited.NOTHING
 
 
 def verdict_banners(
     bench: Workbench, attempt: Attempt, view: View, *, both: bool = False
-) -> tuple[list[Component], bool]:
-    """Who is slow and who is stuck, a hang first; and whether one is still on its way.
+) -> tuple[list[Component], Awaited]:
+    """Who is slow and who is stuck, a hang first; and whether one of them is still on its way.
 
     A page about slowness shows the second only where the job is stuck, unless it wants ``both``.
     """
@@ -69,10 +68,10 @@ def verdict_banners(
     shown = [slow, stuck] if both else [slow]
     if stuck.tone == "bad":
         shown = [stuck, slow]  # whoever looks slow in a job that is stuck may just have waited
-    return [judged.banner for judged in shown], slow.pending or stuck.pending
+    return [each.banner for each in shown], max(slow.awaited, stuck.awaited)
 
 
-def straggler_banner(bench: Workbench, attempt: Attempt, view: View) -> Judged:
+def straggler_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVerdict:
     """The straggler verdict in one sentence, with a way to its evidence."""
     latest = stragglers_of(bench, attempt)
     verdict = latest.value
@@ -82,35 +81,41 @@ def straggler_banner(bench: Workbench, attempt: Attempt, view: View) -> Judged:
     if verdict.culprits:
         links += culprit_links(verdict.culprits[0], attempt, view)
     tone, word = _SLOW[verdict.verdict]
-    return Judged(banner(tone, word, verdict.sentence(), *links), tone)
+    return ShownVerdict(banner(tone, word, verdict.sentence(), *links), tone, _awaited(latest))
 
 
-def hang_banner(bench: Workbench, attempt: Attempt, view: View) -> Judged:
+def hang_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVerdict:
     """The hang verdict in one sentence, with a way to the 3D page."""
     link = dcc.Link("who waits for whom", href=view.same_job().url("/3d"), className="more")
     return verdict_banner(hang_of(bench, attempt), link)
 
 
-def verdict_banner(latest: Latest[HangVerdict], *more: Component) -> Judged:
+def verdict_banner(latest: Latest[Judged], *more: Component) -> ShownVerdict:
     """A hang verdict as a banner."""
-    verdict = latest.value
-    if verdict is None:
+    if latest.value is None:
         return _without_value(latest, "Reading the last heartbeats ...")
+    verdict = latest.value.verdict
     tone, word = _STUCK.get(str(verdict.verdict), ("unsure", str(verdict.verdict).upper()))
-    return Judged(banner(tone, word, verdict.sentence(), _age(latest), *more), tone)
+    return ShownVerdict(banner(tone, word, verdict.sentence(), _age(latest), *more), tone, _awaited(latest))
 
 
-def _without_value(latest: Latest[Any], waiting: str) -> Judged:
+def _without_value(latest: Latest[Any], waiting: str) -> ShownVerdict:
     if latest.error is not None:
-        return Judged(banner("unsure", "NOT JUDGED", latest.error), "unsure")
-    return Judged(banner("unsure", "ANALYSING", waiting), "unsure", pending=True)
+        return ShownVerdict(banner("unsure", "NOT JUDGED", latest.error), "unsure", _awaited(latest))
+    return ShownVerdict(banner("unsure", "ANALYSING", waiting), "unsure", _awaited(latest))
+
+
+def _awaited(latest: Latest[Any]) -> Awaited:
+    if not latest.stamp:
+        return Awaited.FIRST
+    return Awaited.NEWER if latest.stale else Awaited.NOTHING
 
 
 def _age(latest: Latest[Any]) -> Component | str:
     """Says so where the shown verdict is older than the data and a newer one failed or takes its time."""
     if latest.error is not None:
         return f"(the newest analysis failed: {latest.error})"
-    if latest.pending and latest.age_s is not None and latest.age_s >= 5:
+    if latest.stale and latest.age_s is not None and latest.age_s >= 5:
         return f"(judged {latest.age_s:.0f} s ago)"
     return ""
 
@@ -127,8 +132,8 @@ def culprit_links(culprit: Culprit, attempt: Attempt, view: View) -> list[Compon
 
 
 def peer_axis(attempt: Attempt) -> str | None:
-    """The axis along which ranks do the same work, where the mesh has one; None lets the page choose."""
-    return next((axis for axis in PEER_AXES if attempt.layout.get(axis, 1) > 1), None)
+    """The outermost axis along which ranks do the same work: any but that of the stages. None: the mesh has none."""
+    return next((axis for axis, size in attempt.layout.items() if size > 1 and axis != STAGE_AXIS), None)
 
 
 def marks_of(verdict: StragglerVerdict | None, segment: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -22,12 +22,17 @@ SHOWN = {
 }
 
 
+MOST_RANKS = 4096
+"""So many ranks can be named."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Everything that the URL can hold. None (or empty) means: the page's own choice.
 
     ``steps`` and ``zoom`` are inclusive; ``zoom`` is (first row, last row, first step, last step) of the heatmap,
-    ``t`` the seconds from and to that the timeline shows, counted from its first span.
+    ``t`` the seconds from and to that the timeline shows, counted from its first span, ``scroll`` how far down it is
+    (pixels); ``camera`` is how the 3D picture is turned (two angles, radians), enlarged and moved (pixels right, down).
     """
 
     run: str | None = None
@@ -46,6 +51,8 @@ class View:
     q: str | None = None
     zoom: tuple[int, ...] | None = None
     t: tuple[float, float] | None = None
+    scroll: int | None = None
+    camera: tuple[float, ...] | None = None
 
     def search(self) -> str:
         """The query part of the URL, with its question mark; empty if nothing was chosen."""
@@ -62,12 +69,27 @@ class View:
         return View(run=self.run, attempt=self.attempt)
 
 
+def ranks_text(ranks: Sequence[int], limit: int | None = None) -> str:
+    """Ranks in their order, neighbours as ranges: "0,5,8-15"; cut after ``limit`` parts where it is for people."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    if limit is None:
+        return ",".join(parts)
+    return ", ".join(parts[:limit]) + (", ..." if len(parts) > limit else "")
+
+
 def _written(name: str, value: object) -> str:
     if value is None:
         return ""
+    if name == "ranks":
+        return ranks_text(value) if isinstance(value, tuple) else ""
     if isinstance(value, tuple):
-        parts = [f"{item:.9g}" if isinstance(item, float) else str(item) for item in value]
-        return ("," if name == "ranks" else ":").join(parts)
+        return ":".join(f"{item:.9g}" if isinstance(item, float) else str(item) for item in value)
     return str(value)
 
 
@@ -109,7 +131,7 @@ def _range(text: str) -> tuple[int, int]:
 
 def _four(text: str) -> tuple[int, ...]:
     numbers = tuple(_whole(part) for part in text.split(":"))
-    if len(numbers) != 4:
+    if len(numbers) != 4 or numbers[0] > numbers[1] or numbers[2] > numbers[3]:
         raise ValueError
     return numbers
 
@@ -122,12 +144,19 @@ def _seconds(text: str) -> tuple[float, float]:
     return pair
 
 
+def _five(text: str) -> tuple[float, ...]:
+    numbers = tuple(float(part) for part in text.split(":"))
+    if len(numbers) != 5 or not all(-1e6 < number < 1e6 for number in numbers):
+        raise ValueError
+    return numbers
+
+
 def _ranks(text: str) -> tuple[int, ...]:
     ranks: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.partition("-")
         start, end = _whole(first), _whole(last or first)
-        if end < start or end - start > 4096:
+        if end < start or len(ranks) + end - start >= MOST_RANKS:
             raise ValueError
         ranks.update(dict.fromkeys(range(start, end + 1)))
     return tuple(ranks)
@@ -152,11 +181,13 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "steps": (_range, "a step or a range of steps, such as 20:40"),
     "rank": (_whole, "a rank, such as 5"),
     "axis": (str, "an axis of the mesh, or all"),
-    "ranks": (_ranks, "a list of ranks, such as 0,5,8-15"),
+    "ranks": (_ranks, f"a list of ranks, {MOST_RANKS:,} at most, such as 0,5,8-15"),
     "find": (str, "a text"),
     "moment": (_whole, "a moment in UTC nanoseconds"),
     "around": (str, "all or involved"),
     "q": (str, "an SQL query"),
-    "zoom": (_four, "four whole numbers, such as 0:63:20:40"),
+    "zoom": (_four, "four whole numbers, first and last row and step, such as 0:63:20:40"),
     "t": (_seconds, "two numbers of seconds, such as 0.5:1.25"),
+    "scroll": (_whole, "a whole number of pixels"),
+    "camera": (_five, "five numbers, such as -0.6:0.42:1:0:0"),
 }

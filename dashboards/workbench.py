@@ -24,12 +24,17 @@ CACHED_RESULTS = 48
 
 @dataclass(frozen=True, slots=True)
 class Latest(Generic[T]):
-    """A background result: the last value (of whatever version), how old it is, and whether a newer one is coming."""
+    """A background result: the last value, how old it is, and why a newer one failed.
+
+    ``stale``: it is of an older version of the store than the newest (or there is none yet): ask again.
+    ``stamp`` tells one result from the next; empty before the first.
+    """
 
     value: T | None
     age_s: float | None
-    pending: bool
     error: str | None
+    stale: bool
+    stamp: str
 
 
 @dataclass(slots=True)
@@ -73,7 +78,7 @@ class Workbench:
 
     def stamp(self) -> str:
         """The version as a short text, for addresses that shall change with the data."""
-        return f"{hash(self.version()) & 0xFFFFFFFF:x}"
+        return _short(self.version())
 
     def attempt(self, view: View) -> Attempt:
         """The attempt that a view means. Raises UsageError naming what exists."""
@@ -122,8 +127,8 @@ class Workbench:
             _wait(future, wait_s)
         with self._lock:
             age = None if entry.done_at is None else time.monotonic() - entry.done_at
-            pending = entry.future is not None and not entry.future.done()
-            return Latest(entry.value, age, pending, entry.error)
+            stamp = "" if entry.done_at is None else _short(entry.version)
+            return Latest(entry.value, age, entry.error, entry.version != version, stamp)
 
     def close(self) -> None:
         """Stop the background work."""
@@ -143,6 +148,10 @@ class Workbench:
             entry.error, entry.version, entry.done_at = error, version, time.monotonic()
             entry.cost_s = entry.done_at - begun
             entry.value = value if error is None else entry.value
+
+
+def _short(version: Hashable) -> str:
+    return f"{hash(version) & 0xFFFFFFFF:x}"
 
 
 def _wait(future: Future[None], timeout_s: float) -> None:

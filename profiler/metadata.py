@@ -83,7 +83,7 @@ def read_metadata(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, 
             offset += len(line)
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield offset, value

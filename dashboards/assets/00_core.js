@@ -123,24 +123,42 @@
   };
 
   // ---- the view in the URL -----------------------------------------------------------------------------------------
+  // What is changed many times a second (zoom, scroll, camera) is written a little later: browsers limit how often.
+  let later = {}, timer = 0;
   function withParameters(changes) {
     const query = new URLSearchParams(window.location.search);
-    for (const [name, value] of Object.entries(changes)) {
+    for (const [name, value] of Object.entries({ ...later, ...changes })) {
       if (value === null || value === "") query.delete(name);
       else query.set(name, value);
     }
     const text = query.toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
     return window.location.pathname + (text ? "?" + text : "");
   }
+  M.note = (changes) => { // no reload
+    window.history.replaceState({}, "", withParameters(changes));
+    forget();
+  };
+  M.noteSoon = (changes) => {
+    Object.assign(later, changes);
+    clearTimeout(timer);
+    timer = setTimeout(() => M.note({}), 200);
+  };
+  const forget = () => {
+    later = {};
+    clearTimeout(timer);
+  };
   M.go = (url) => {
+    if (Object.keys(later).length) M.note({});
     window.history.pushState({}, "", url);
     M.announce();
   };
   M.announce = () => window.dispatchEvent(new CustomEvent("_dashprivate_pushstate")); // what dcc.Location listens to
-  for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, () => document.body.classList.add("busy"));
+  for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, () => {
+    forget();
+    document.body.classList.add("busy");
+  });
   M.change = (changes) => M.go(withParameters(changes));
-  M.note = (changes) => window.history.replaceState({}, "", withParameters(changes)); // no reload: zoom, search
-  M.parameter = (name) => new URLSearchParams(window.location.search).get(name);
+  M.parameter = (name) => (name in later ? later[name] : new URLSearchParams(window.location.search).get(name));
 
   function readForm(form) {
     const changes = {};

@@ -99,9 +99,19 @@
       context.textAlign = "right";
       let right = x + width;
       [...panel.series].reverse().forEach((one, at) => {
-        context.fillStyle = M.colour(panel.series.length - 1 - at ? "collective" : "compute");
+        const width = context.measureText(one.name).width, number = panel.series.length - 1 - at;
+        context.fillStyle = M.colour("quiet");
         context.fillText(one.name, right, y - 8);
-        right -= context.measureText(one.name).width + 12;
+        context.strokeStyle = M.colour(number ? "collective" : "compute");
+        context.lineWidth = 2;
+        context.setLineDash(number ? [5, 3] : []);
+        context.beginPath();
+        context.moveTo(right - width - 22, y - 12);
+        context.lineTo(right - width - 5, y - 12);
+        context.stroke();
+        context.setLineDash([]);
+        context.lineWidth = 1;
+        right -= width + 34;
       });
     }
     drawFaults(box, last) {

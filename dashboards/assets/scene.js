@@ -6,17 +6,18 @@
   // State: colour variable, shape, size. Shapes differ too, so that colour is never the only sign.
   const LOOKS = {
     culprit: ["fault", "diamond", 2.3], gone: ["fault", "cross", 2.0], missing: ["missing-line", "ring", 1.2],
-    waiting: ["collective", "triangle", 1.0], working: ["compute", "circle", 1.0], idle: ["other", "square", 0.8],
+    waiting: ["collective", "triangle", 1.0], working: ["compute", "circle", 1.0], idle: ["other", "box", 0.8],
     finished: ["good", "square", 0.9],
   };
+
+  const HOME = { yaw: -0.6, pitch: 0.42, zoomed: 1, panX: 0, panY: 0 };
 
   class Scene {
     constructor(element) {
       this.element = element;
       this.text = true;
       this.canvas = M.canvas(element, "Ranks at their place in the mesh; the table beside it names who is at the root");
-      this.marks = null;
-      Object.assign(this, { yaw: -0.6, pitch: 0.42, zoomed: 1, panX: 0, panY: 0, hovered: -1 });
+      Object.assign(this, HOME, { hovered: -1 });
       this.canvas.addEventListener("mousemove", (event) => this.hover(event));
       this.canvas.addEventListener("mousedown", (event) => this.press(event));
       this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
@@ -40,9 +41,25 @@
       this.spread = lengths.map((length, axis) => (2 * shown[axis]) / length / Math.max(...shown));
       if (this.count !== data.nodes.length) this.fitted = null;
       this.count = data.nodes.length;
+      this.followAddress();
     }
-    mark() {
-      if (this.ready()) this.draw();
+
+    // ---- camera: how the picture is turned, enlarged and moved -------------------------------------------------------
+    followAddress() {
+      const parts = (M.parameter("camera") || "").split(":").map(Number);
+      const known = parts.length === 5 && parts.every(Number.isFinite);
+      Object.assign(this, HOME);
+      if (known) this.setCamera(...parts);
+    }
+    setCamera(yaw, pitch, zoomed = this.zoomed, panX = this.panX, panY = this.panY) {
+      const limit = (value, low, high) => Math.max(low, Math.min(high, value));
+      Object.assign(this, { yaw, pitch: limit(pitch, -1.5, 1.5), zoomed: limit(zoomed, 0.4, 12), panX, panY });
+    }
+    look(...camera) {
+      this.setCamera(...camera);
+      const { yaw, pitch, zoomed, panX, panY } = this;
+      M.noteSoon({ camera: [yaw, pitch, zoomed, panX, panY].map((value) => Number(value.toFixed(3))).join(":") });
+      this.draw();
     }
 
     // ---- projection ---------------------------------------------------------------------------------------------------
@@ -68,12 +85,14 @@
       for (const at of order) this.drawNode(at);
       this.drawLabels();
     }
-    // Fits the picture into the canvas as it stands now; turning it afterwards does not change its size.
+    // Fits the unturned picture into the canvas; turning it does not change its size.
     frame(width, height) {
       if (!this.fitted || this.fitted.width !== width || this.fitted.height !== height) {
-        [this.scale, this.midX, this.midY] = [1, 0, 0];
+        const { yaw, pitch } = this;
+        Object.assign(this, { scale: 1, midX: 0, midY: 0, yaw: HOME.yaw, pitch: HOME.pitch });
         const corners = [...this.nodes.map((node) => node.at), ...this.data.axes.flatMap((axis) => [axis.from, axis.to])];
         const points = corners.map((at) => this.project(at));
+        Object.assign(this, { yaw, pitch });
         const [left, right] = [Math.min(...points.map((p) => p[0])), Math.max(...points.map((p) => p[0]))];
         const [top, bottom] = [Math.min(...points.map((p) => p[1])), Math.max(...points.map((p) => p[1]))];
         const scale = Math.min((width - 190) / Math.max(0.2, right - left), (height - 70) / Math.max(0.2, bottom - top));
@@ -105,7 +124,7 @@
     drawEdges() {
       const context = this.context, chosen = this.index.get(this.data.rank);
       for (const [axis, edges] of Object.entries(this.data.edges)) {
-        context.strokeStyle = M.colour({ tp: "collective", pp: "p2p", dp: "compute" }[axis] || "other");
+        context.strokeStyle = M.colour(this.data.edge_colours[axis] || "other");
         for (const hot of [false, true]) {
           context.globalAlpha = hot ? 0.9 : this.nodes.length > 200 ? 0.12 : 0.35;
           context.lineWidth = hot ? 1.8 : 1;
@@ -156,7 +175,7 @@
       context.beginPath();
       if (shape === "circle") context.arc(x, y, size, 0, 7);
       else if (shape === "ring") context.arc(x, y, size, 0, 7);
-      else if (shape === "square") context.rect(x - size, y - size, 2 * size, 2 * size);
+      else if (shape === "square" || shape === "box") context.rect(x - size, y - size, 2 * size, 2 * size);
       else if (shape === "cross") {
         for (const [dx, dy] of [[-1, -1], [-1, 1]]) {
           context.moveTo(x + dx * size, y + dy * size);
@@ -167,7 +186,7 @@
         points.forEach(([dx, dy], number) => context[number ? "lineTo" : "moveTo"](x + dx * size, y + dy * size));
         context.closePath();
       }
-      if (shape === "ring" || shape === "cross") context.stroke();
+      if (["ring", "box", "cross"].includes(shape)) context.stroke();
       else context.fill();
       if (at === this.hovered || node.rank === this.data.rank) {
         context.strokeStyle = M.colour("select");
@@ -231,12 +250,8 @@
         if (!this.dragging && Math.hypot(dx, dy) < 4) return;
         this.dragging = true;
         M.tipOff();
-        if (next.shiftKey) [this.panX, this.panY] = [from.panX + dx, from.panY + dy];
-        else {
-          this.yaw = from.yaw + dx * 0.008;
-          this.pitch = Math.max(-1.5, Math.min(1.5, from.pitch + dy * 0.008));
-        }
-        this.draw();
+        if (next.shiftKey) this.look(this.yaw, this.pitch, this.zoomed, from.panX + dx, from.panY + dy);
+        else this.look(from.yaw + dx * 0.008, from.pitch + dy * 0.008);
       };
       const release = (last) => {
         window.removeEventListener("mousemove", move);
@@ -251,11 +266,11 @@
     wheel(event) {
       if (!this.ready()) return;
       event.preventDefault();
-      this.zoomed = Math.max(0.4, Math.min(12, this.zoomed * (event.deltaY > 0 ? 0.87 : 1.15)));
-      this.draw();
+      this.look(this.yaw, this.pitch, this.zoomed * (event.deltaY > 0 ? 0.87 : 1.15));
     }
     reset() {
-      Object.assign(this, { yaw: -0.6, pitch: 0.42, zoomed: 1, panX: 0, panY: 0, fitted: null });
+      Object.assign(this, HOME);
+      M.noteSoon({ camera: null });
       this.draw();
     }
     key(event) {
@@ -263,9 +278,7 @@
       if (event.key === "0") return this.reset();
       if (!turns[event.key] || !this.ready()) return undefined;
       event.preventDefault();
-      this.yaw += turns[event.key][0];
-      this.pitch = Math.max(-1.5, Math.min(1.5, this.pitch + turns[event.key][1]));
-      return this.draw();
+      return this.look(this.yaw + turns[event.key][0], this.pitch + turns[event.key][1]);
     }
   }
   M.register("scene", (element) => new Scene(element));

@@ -32,13 +32,12 @@
       return Boolean(this.model);
     }
     show(payload) {
-      const fresh = !this.model || this.model.meta.key !== payload.meta.key;
       this.model = new M.TimelineModel(payload);
-      if (fresh) this.scroll = 0;
       this.selected = -1;
       this.followAddress();
     }
     followAddress() {
+      this.scroll = Number(M.parameter("scroll")) || 0; // drawing keeps it within the lanes
       this.setWindow(...(this.windowFromUrl() || this.wholeWindow()), false);
       this.search(M.parameter("find") || "", false);
     }
@@ -60,7 +59,7 @@
       this.from = start;
       this.to = start + size;
       if (noted) this.pin();
-      if (noted) M.note({ t: `${Number((this.from / 1e9).toFixed(9))}:${Number((this.to / 1e9).toFixed(9))}` });
+      if (noted) M.noteSoon({ t: `${Number((this.from / 1e9).toFixed(9))}:${Number((this.to / 1e9).toFixed(9))}` });
       if (noted) this.draw();
     }
     // A view that follows the newest step would slip away under who has zoomed in: from then on it names its step.
@@ -73,7 +72,7 @@
     reset() {
       this.scroll = 0;
       this.setWindow(...this.wholeWindow(), false);
-      M.note({ t: null });
+      M.noteSoon({ t: null, scroll: null });
       this.draw();
     }
 
@@ -110,6 +109,7 @@
         this.scroll = scroll - dy;
         const shift = (-dx / this.plotWidth) * (window0[1] - window0[0]);
         this.setWindow(window0[0] + shift, window0[1] + shift);
+        this.noteScroll();
       };
       const release = () => {
         window.removeEventListener("mousemove", move);
@@ -122,10 +122,7 @@
     wheel(event) {
       if (!this.ready()) return;
       event.preventDefault();
-      if (event.shiftKey) {
-        this.scroll += event.deltaY || event.deltaX;
-        return this.draw();
-      }
+      if (event.shiftKey) return this.scrollTo(this.scroll + (event.deltaY || event.deltaX));
       if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return this.pan(event.deltaX / this.plotWidth);
       this.zoom(event.deltaY > 0 ? 1.25 : 0.8, this.time(Math.max(LEFT, M.place(event, this.canvas)[0])));
     }
@@ -160,16 +157,20 @@
       const moves = {
         w: () => this.zoom(0.7), s: () => this.zoom(1.4), a: () => this.pan(-0.25), d: () => this.pan(0.25),
         0: () => this.reset(), n: () => this.jump(1), N: () => this.jump(-1), "/": () => box && box.focus(),
-        ArrowUp: () => this.pageBy(-60), ArrowDown: () => this.pageBy(60),
+        ArrowUp: () => this.scrollTo(this.scroll - 60), ArrowDown: () => this.scrollTo(this.scroll + 60),
         "?": () => document.getElementById("keys").toggleAttribute("open"),
       };
       if (!moves[event.key]) return;
       event.preventDefault();
       moves[event.key]();
     }
-    pageBy(pixels) {
-      this.scroll += pixels;
+    scrollTo(pixels) {
+      this.scroll = pixels;
       this.draw();
+      this.noteScroll();
+    }
+    noteScroll() {
+      M.noteSoon({ scroll: Math.round(this.scroll) || null });
     }
     search(text, noted = true) {
       this.matches = this.model.find(text);
@@ -178,7 +179,7 @@
       const count = document.getElementById("find-count");
       if (count) count.textContent = text ? `${this.matches.length.toLocaleString("en-US")} found` : "";
       if (!noted) return;
-      M.note({ find: text || null });
+      M.noteSoon({ find: text || null });
       this.draw();
     }
     jump(direction) {
@@ -187,6 +188,7 @@
       const span = this.matches[this.match], lane = this.model.lanes[this.model.arrays.lane[span]];
       this.scroll = lane.top - 40;
       this.show1(span);
+      this.noteScroll();
     }
   }
   M.register("timeline", (element) => new Timeline(element));

@@ -22,7 +22,7 @@ from ..heat_data import (
 )
 from ..shell import job_controls
 from ..verdicts import marks_of, peer_axis, stragglers_of, verdict_banners
-from ..view import METRICS, SHOWN, View
+from ..view import METRICS, SHOWN, View, ranks_text
 from ..workbench import Workbench
 from .page import Page
 
@@ -33,7 +33,6 @@ def frame(view: View, bench: Workbench) -> Component:
     choice = choose(view, bench, attempt)
     segments = {row["segment"]: f"{row['segment']} ({row['kind']})" for row in segments_of(bench, attempt)}
     steps = "" if view.steps is None else f"{view.steps[0]}:{view.steps[1]}"
-    ranks = ",".join(str(rank) for rank in view.ranks)
     own = controls(
         [
             select("segment", "segment", segments, choice.segment),
@@ -41,7 +40,7 @@ def frame(view: View, bench: Workbench) -> Component:
             select("show", "colour shows", SHOWN, choice.show),
             select("order", "rows by", orders_of(attempt), choice.order),
             field("steps", "steps", steps, placeholder="all", hint="A range such as 20:60"),
-            field("ranks", "ranks", ranks, placeholder="all", hint="A list such as 0,5,8-15"),
+            field("ranks", "ranks", ranks_text(view.ranks), placeholder="all", hint="A list such as 0,5,8-15"),
         ],
         clears=("zoom",),
     )
@@ -51,7 +50,7 @@ def frame(view: View, bench: Workbench) -> Component:
 def body(view: View, bench: Workbench) -> Rendered:
     """The canvas, and the tables that say the same in numbers."""
     attempt = bench.attempt(view)
-    banners, pending = verdict_banners(bench, attempt, view)
+    banners, awaited = verdict_banners(bench, attempt, view)
     choice = choose(view, bench, attempt)
     matrix = matrix_of(bench, attempt, choice)
     verdict = stragglers_of(bench, attempt, wait_s=0).value
@@ -74,7 +73,7 @@ def body(view: View, bench: Workbench) -> Rendered:
         ),
     ]
     side = html.Div(_tables(view, bench, attempt, choice, matrix), className="side")
-    return Rendered(banners, html.Div([html.Div(heat), side], className="split"), pending, choice.segment)
+    return Rendered(banners, html.Div([html.Div(heat), side], className="split"), awaited, choice.segment)
 
 
 def _coverage(matrix: Matrix, attempt: Attempt) -> str:

@@ -25,7 +25,7 @@ def frame(view: View, bench: Workbench) -> Component:
 def body(view: View, bench: Workbench) -> Rendered:
     """Verdicts, headline numbers, curves, faults and damage."""
     attempt = bench.attempt(view)
-    banners, pending = verdict_banners(bench, attempt, view, both=True)
+    banners, awaited = verdict_banners(bench, attempt, view, both=True)
     head = bench.cached(("headline", attempt.run, attempt.attempt), lambda: headline(bench.store, attempt))
     source = view.same_job().url("/data/curves", run=attempt.run, attempt=attempt.attempt)
     children: list[Component] = [
@@ -34,7 +34,7 @@ def body(view: View, bench: Workbench) -> Rendered:
         *_damage(bench),
         *_faults(bench, attempt),
     ]
-    return Rendered(banners, children, pending)
+    return Rendered(banners, children, awaited)
 
 
 def _facts(bench: Workbench, attempt: Attempt, head: Headline) -> list[tuple[str, str, str]]:

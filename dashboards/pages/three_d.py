@@ -9,20 +9,23 @@ from dash.development.base_component import Component
 
 from ...collectors.store import Attempt
 from ...viz3d.figure import NodeState, Scene
-from ...viz3d.verdict import HangVerdict, describe
+from ...viz3d.hang import Judged
+from ...viz3d.verdict import describe
 from ..components import Rendered, controls, field, hint, number, select, table, utc, widget
 from ..scene_data import (
     AROUND,
     SceneChoice,
+    ShownScene,
     choose_scene,
+    edge_colours,
+    incidents_of,
     moment_before_end,
     scene_of,
     shown_snapshot,
     snapshot_of,
-    verdict_at,
 )
 from ..shell import job_controls
-from ..verdicts import FIRST_WAIT_S, peer_axis, verdict_banner
+from ..verdicts import hang_of, peer_axis, verdict_banner
 from ..view import View
 from ..workbench import Workbench
 from .page import Page
@@ -34,7 +37,7 @@ LEGEND = {
     NodeState.GONE: ("✖", "fault", "process gone"),
     NodeState.WAITING: ("▲", "collective", "waits for others"),
     NodeState.WORKING: ("●", "compute", "works"),
-    NodeState.IDLE: ("■", "other", "nothing in flight"),
+    NodeState.IDLE: ("□", "other", "nothing in flight"),
     NodeState.FINISHED: ("■", "good", "ended"),
     NodeState.MISSING: ("○", "quiet", "no data"),
 }
@@ -72,19 +75,25 @@ def _moments(bench: Workbench, attempt: Attempt, chosen: int | None) -> dict[str
         moment = newest - before * 10**9
         if attempt.start_ns is None or moment > attempt.start_ns:
             options[str(moment)] = f"{before} s before: {utc(moment)}"
-    for row in bench.store.read("incidents", attempt, ["opened_ns", "kind"]).to_pylist():
+    for row in incidents_of(bench, attempt):
         options[str(row["opened_ns"])] = f"incident {row['kind']}: {utc(row['opened_ns'])}"
     if chosen is not None:
         options.setdefault(str(chosen), utc(chosen))
     return options
 
 
+def _moments_key(bench: Workbench, attempt: Attempt) -> str:
+    """What there is to choose beside the moments that run on: changes when an incident is opened or the job ends."""
+    return f"{moment_before_end(bench, attempt)}|{len(incidents_of(bench, attempt))}"
+
+
 def body(view: View, bench: Workbench) -> Rendered:
     """The verdict, the picture, and beside it the roots and the chosen rank in words."""
     attempt = bench.attempt(view)
-    latest = verdict_at(bench, attempt, view.moment, FIRST_WAIT_S)
-    judged = verdict_banner(latest)
-    choice, scene = scene_of(bench, attempt, view, wait_s=0)
+    latest = hang_of(bench, attempt, view.moment)
+    verdict = verdict_banner(latest)
+    shown = scene_of(bench, attempt, view, latest.value)
+    choice, scene = shown.choice, shown.scene
     source = View(
         run=attempt.run,
         attempt=attempt.attempt,
@@ -93,17 +102,17 @@ def body(view: View, bench: Workbench) -> Rendered:
         around=view.around,
         moment=view.moment,
     ).url("/data/scene")
-    ready = "" if latest.value is None else "&verdict=1"
     picture = [
-        html.Div(_legend(scene), className="legend"),
-        widget("scene", f"{source}&v={bench.stamp()}{ready}", height=470),
+        html.Div([*_legend(scene), *_edge_legend(shown)], className="legend"),
+        widget("scene", f"{source}&v={bench.stamp()}&verdict={latest.stamp}", height=470),
         hint(f"State at {utc(scene.moment_ns)}. {KEYS}"),
     ]
     side = [*_chosen(view, attempt, choice, scene), *_roots(view, attempt, latest.value, scene)]
     return Rendered(
-        judged.banner,
+        verdict.banner,
         html.Div([html.Div(picture), html.Div(side, className="side")], className="split"),
-        judged.pending,
+        verdict.awaited,
+        _moments_key(bench, attempt),
     )
 
 
@@ -116,9 +125,18 @@ def _legend(scene: Scene) -> list[Component]:
     ]
 
 
-def _roots(view: View, attempt: Attempt, verdict: HangVerdict | None, scene: Scene) -> list[Component]:
-    if verdict is None:
+def _edge_legend(shown: ShownScene) -> list[Component]:
+    return [
+        html.Span([html.I(className="edge", style={"background": f"var(--{colour})"}), f"{axis} groups"])
+        for axis, colour in edge_colours(shown.snapshot.axes).items()
+        if axis in shown.scene.edges and shown.choice.axis in {"all", axis}
+    ]
+
+
+def _roots(view: View, attempt: Attempt, judged: Judged | None, scene: Scene) -> list[Component]:
+    if judged is None:
         return []
+    verdict = judged.verdict
     parts: list[Component] = []
     for culprit in verdict.culprits[:10]:
         parts.append(html.H2(describe(culprit)))

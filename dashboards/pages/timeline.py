@@ -8,9 +8,9 @@ from dash.development.base_component import Component
 from ...collectors.store import Attempt
 from ..components import Rendered, controls, data, field, hint, select, widget
 from ..shell import job_controls
-from ..span_data import ALONE, SpanChoice, choose_spans
+from ..span_choice import ALONE, NEAREST_RANKS, SpanChoice, choose_spans
 from ..verdicts import verdict_banners
-from ..view import View
+from ..view import View, ranks_text
 from ..workbench import Workbench
 from .page import Page
 
@@ -53,11 +53,11 @@ def frame(view: View, bench: Workbench) -> Component:
                 hint=f"A step or a range between {choice.first_step} and {choice.last_step}",
             ),
         ],
-        clears=("t", "ranks"),
+        clears=("t", "scroll", "ranks"),
     )
     named = controls(
-        [field("ranks", "or these ranks", ",".join(map(str, view.ranks)), placeholder="0,5,8-15")],
-        clears=("t", "axis"),
+        [field("ranks", "or these ranks", ranks_text(view.ranks), placeholder="0,5,8-15")],
+        clears=("t", "scroll", "axis"),
     )
     search = html.Div(
         controls(
@@ -77,9 +77,13 @@ def frame(view: View, bench: Workbench) -> Component:
 
 
 def _axes(attempt: Attempt, choice: SpanChoice) -> dict[str, str]:
-    groups = {axis: f"its {axis.upper()} group ({size} ranks)" for axis, size in attempt.layout.items() if size > 1}
+    groups = {axis: f"its {axis.upper()} group ({_many(size)})" for axis, size in attempt.layout.items() if size > 1}
     named = {} if choice.axis else {"": f"{len(choice.ranks)} named ranks"}
     return {**named, **groups, ALONE: "this rank only"}
+
+
+def _many(size: int) -> str:
+    return f"{size} ranks" if size <= NEAREST_RANKS else f"{NEAREST_RANKS} of {size} ranks"
 
 
 def _range(steps: tuple[int, int]) -> str:
@@ -89,7 +93,7 @@ def _range(steps: tuple[int, int]) -> str:
 def body(view: View, bench: Workbench) -> Rendered:
     """The canvas, its legend and its keys."""
     attempt = bench.attempt(view)
-    banners, pending = verdict_banners(bench, attempt, view)
+    banners, awaited = verdict_banners(bench, attempt, view)
     choice = choose_spans(view, bench, attempt)
     shown = View(
         run=attempt.run,
@@ -106,7 +110,7 @@ def body(view: View, bench: Workbench) -> Rendered:
         widget("timeline", f"{shown.url('/data/spans')}&v={bench.stamp()}", height=470),
         hint(f"Times are on the reference host's clock. {_where(attempt, choice)}"),
     ]
-    return Rendered(banners, children, pending, str(choice.rank))
+    return Rendered(banners, children, awaited, str(choice.rank))
 
 
 def _step_links(view: View, choice: SpanChoice) -> list[Component]:
@@ -122,9 +126,11 @@ def _step_links(view: View, choice: SpanChoice) -> list[Component]:
 
 
 def _where(attempt: Attempt, choice: SpanChoice) -> str:
-    ranks = ", ".join(map(str, choice.ranks[:12])) + (" ..." if len(choice.ranks) > 12 else "")
     group = f"the {choice.axis.upper()} group of rank {choice.rank}" if choice.axis in attempt.layout else "chosen"
-    return f"Ranks {ranks} ({group}), steps {_range(choice.steps)}."
+    if choice.group_size > len(choice.ranks):
+        group = f"the nearest {len(choice.ranks)} of {choice.group_size} ranks in {group}; name others to see them"
+    steps = "step" if choice.steps[0] == choice.steps[1] else "steps"
+    return f"Ranks {ranks_text(choice.ranks, 12)} ({group}), {steps} {_range(choice.steps)}."
 
 
 PAGE = Page("/timeline", "Timeline", frame, body)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from megascope.collectors.agent import Agent, AgentSettings
 from megascope.collectors.writer import TableWriter
 from megascope.profiler.box import BoxLayout
 from megascope.profiler.opening import RecorderSettings, open_recorder
@@ -73,6 +76,21 @@ def recorder(spool: Path) -> Iterator[Callable[..., Recorder]]:
     yield make
     for each in opened:
         each.close("finished")
+
+
+@pytest.fixture
+def agent(spool: Path, store_root: Path) -> Iterator[Callable[..., Agent]]:
+    """Makes agents that are polled by hand."""
+    made: list[Agent] = []
+
+    def make(**settings: Any) -> Agent:
+        spool.mkdir(exist_ok=True)
+        made.append(Agent(AgentSettings(spool=spool, store=store_root, **settings), threading.Event()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

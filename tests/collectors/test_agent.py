@@ -7,69 +7,22 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+
 from megascope.collectors import rank_drain, writer
 from megascope.collectors.agent import Agent, AgentSettings, run_agent
 from megascope.collectors.attempt_drain import AttemptDrain
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.store import Store
 from megascope.profiler.box import RECORD_BYTES
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology, group_id
-from megascope.profiler.vocabulary import SegmentKind
+from support.collecting import collective, drain_all, newest_attempt, read_table
 
 Open = Callable[..., Recorder]
-
-
-@pytest.fixture
-def agent(spool: Path, store_root: Path) -> Iterator[Callable[..., Agent]]:
-    """Makes agents that are polled by hand."""
-    made: list[Agent] = []
-
-    def make(**settings: Any) -> Agent:
-        spool.mkdir(exist_ok=True)
-        made.append(Agent(AgentSettings(spool=spool, store=store_root, **settings), threading.Event()))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def _collective(recorder: Recorder, sequence: int, *, wait: bool = True) -> Any:
-    segment = recorder.segment("dp_all_reduce", SegmentKind.COLLECTIVE, "dp")
-    span = recorder.begin_async(segment, group=recorder.group("dp", (0, 1)), sequence=sequence, size_bytes=64)
-    if wait:
-        recorder.end_async(span)
-        recorder.wait_begin(span)
-        recorder.wait_end(span)
-    return span
-
-
-def _read(store_root: Path, table: str, **keywords: Any) -> list[dict[str, Any]]:
-    with Store(store_root) as store:
-        rows = list(store.read(table, store.attempt(), **keywords).to_pylist())
-    keys = [name for name in ("moment_ns", "start_ns", "rank") if rows and name in rows[0]]
-    return sorted(rows, key=lambda row: [row[name] for name in keys])
-
-
-def _attempt(store_root: Path) -> Attempt:
-    with Store(store_root) as store:
-        return store.attempt()
-
-
-def _end(agent: Agent) -> None:
-    """Poll until nothing is left."""
-    deadline = time.monotonic() + 20
-    agent.poll(flush=True)
-    while agent.runs and time.monotonic() < deadline:
-        time.sleep(0.02)
-        agent.poll(flush=True)
-    assert not agent.runs
 
 
 def test_everything_a_rank_tells_is_in_its_table(
@@ -88,37 +41,37 @@ def test_everything_a_rank_tells_is_in_its_table(
     for step in range(3):
         rank.step(step)
         with rank.span(forward, microbatch=1, chunk=0):
-            _collective(rank, step + 1)
+            collective(rank, step + 1)
         rank.step_metrics(step, loss=1.0 + step, tokens=128)
     rank.close("finished")
-    _end(agent())
-    found = _attempt(store_root)
+    drain_all(agent())
+    found = newest_attempt(store_root)
     assert (found.layout, found.world_size, found.configuration) == ({"dp": 1}, 1, {"lr": 0.1})
     assert found.exit_reason == "finished"
     assert found.start_ns is not None
     assert found.end_ns is not None
     assert found.start_ns <= found.end_ns <= time.time_ns()
-    spans = _read(store_root, "spans", where="segment_name = 'forward'")
+    spans = read_table(store_root, "spans", where="segment_name = 'forward'")
     assert [(s["step"], s["microbatch"], s["chunk"], s["kind"], s["dp"]) for s in spans] == [
         (step, 1, 0, "compute", 0) for step in range(3)
     ]
     assert all(s["start_ns"] >= before_ns - 10**6 and s["self_ns"] <= s["duration_ns"] for s in spans)
-    inner = _read(store_root, "spans", where="segment_name = 'dp_all_reduce'")
+    inner = read_table(store_root, "spans", where="segment_name = 'dp_all_reduce'")
     assert [(s["sequence"], s["size_bytes"], s["group"], s["parent"]) for s in inner] == [
         (step + 1, 64, group_id("dp", (0, 1)), spans[0]["segment"]) for step in range(3)
     ]
-    assert [(s["step"], s["loss"], s["tokens"]) for s in _read(store_root, "steps")] == [
+    assert [(s["step"], s["loss"], s["tokens"]) for s in read_table(store_root, "steps")] == [
         (step, 1.0 + step, 128) for step in range(3)
     ]
-    schedule = {row["position"]: row for row in _read(store_root, "schedule")}
+    schedule = {row["position"]: row for row in read_table(store_root, "schedule")}
     assert schedule[1]["depends_on"] == [{"stage": 0, "position": 0}]
-    (fault,) = _read(store_root, "faults")
+    (fault,) = read_table(store_root, "faults")
     assert (fault["kind"], fault["ranks"], fault["factor"]) == ("slow", [0], 1.5)
     assert abs(fault["first_ns"] - before_ns) < 10**9
-    (offset,) = _read(store_root, "clock_offsets")
+    (offset,) = read_table(store_root, "clock_offsets")
     assert (offset["host"], offset["offset_ns"], offset["drift_ppb"]) == (socket.gethostname(), 0, 0.0)
     assert offset["uncertainty_ns"] >= 1
-    (place,) = _read(store_root, "ranks")
+    (place,) = read_table(store_root, "ranks")
     assert (place["host"], place["pid"], place["dp"]) == (socket.gethostname(), os.getpid(), 0)
     assert not list(spool.rglob("*.box"))
 
@@ -128,10 +81,10 @@ def test_heartbeats_show_what_is_in_flight(recorder: Open, agent: Callable[..., 
     watcher = agent(heartbeat_s=0.0)
     rank.step(4)
     forward = rank.begin(rank.segment("forward"), 2)
-    _collective(rank, 1)
-    stuck = _collective(rank, 2, wait=False)
+    collective(rank, 1)
+    stuck = collective(rank, 2, wait=False)
     watcher.poll(flush=True)
-    beat = _read(store_root, "heartbeats")[-1]
+    beat = read_table(store_root, "heartbeats")[-1]
     assert [(f["segment"], f["sequence"], f["microbatch"]) for f in beat["in_flight"]] == [
         ("forward", None, 2), ("dp_all_reduce", 2, None),
     ]  # fmt: skip
@@ -142,7 +95,7 @@ def test_heartbeats_show_what_is_in_flight(recorder: Open, agent: Callable[..., 
     assert beat["cpu_ns"] > 0
     rank.end_async(stuck)
     watcher.poll(flush=True)
-    assert [f["segment"] for f in _read(store_root, "heartbeats")[-1]["in_flight"]] == ["forward"]
+    assert [f["segment"] for f in read_table(store_root, "heartbeats")[-1]["in_flight"]] == ["forward"]
     rank.end(forward)
 
 
@@ -158,9 +111,9 @@ def test_spans_that_were_overwritten_are_counted(recorder: Open, agent: Callable
     with rank.span(segment):
         pass
     rank.close("finished")
-    _end(watcher)
-    beat = _read(store_root, "heartbeats")[-1]
-    stored = len(_read(store_root, "events"))
+    drain_all(watcher)
+    beat = read_table(store_root, "heartbeats")[-1]
+    stored = len(read_table(store_root, "events"))
     assert beat["spans"] == 2001
     assert beat["process_state"] == "exited"
     assert 500 <= stored <= 513
@@ -174,15 +127,15 @@ def test_a_stall_is_an_incident_with_two_snapshots_until_it_moves_again(
     ranks = [recorder(rank=rank, world_size=2) for rank in range(2)]
     watcher = agent(stall_s=0.3)
     ranks[0].step(7)
-    stuck = _collective(ranks[0], 1, wait=False)
+    stuck = collective(ranks[0], 1, wait=False)
     watcher.poll(flush=True)
-    assert _read(store_root, "incidents") == []
+    assert read_table(store_root, "incidents") == []
     for _ in range(9):
         time.sleep(0.1)
         watcher.poll(flush=True)
-    (incident,) = _read(store_root, "incidents")
+    (incident,) = read_table(store_root, "incidents")
     assert (incident["kind"], incident["closed_ns"]) == ("stalled", None)
-    flights = _read(store_root, "in_flight")
+    flights = read_table(store_root, "in_flight")
     assert sorted(f["snapshot"] for f in flights) == [1, 2]
     assert {(f["rank"], f["segment"], f["sequence"], f["step"], f["source"]) for f in flights} == {
         (0, "dp_all_reduce", 1, 7, "own")
@@ -190,29 +143,29 @@ def test_a_stall_is_an_incident_with_two_snapshots_until_it_moves_again(
     assert len({f["begun_ns"] for f in flights}) == 1
     ranks[0].end_async(stuck)
     watcher.poll(flush=True)
-    (incident,) = _read(store_root, "incidents")
+    (incident,) = read_table(store_root, "incidents")
     assert incident["closed_ns"] > incident["opened_ns"]
 
 
 def test_work_that_goes_on_is_no_stall(recorder: Open, agent: Callable[..., Agent], store_root: Path) -> None:
     ranks = [recorder(rank=rank, world_size=2) for rank in range(2)]
     watcher = agent(stall_s=0.3)
-    _collective(ranks[0], 1, wait=False)
+    collective(ranks[0], 1, wait=False)
     for number in range(8):
         time.sleep(0.1)
-        _collective(ranks[1], number + 1)
+        collective(ranks[1], number + 1)
         watcher.poll(flush=True)
-    assert _read(store_root, "incidents") == []
+    assert read_table(store_root, "incidents") == []
 
 
 def test_idle_ranks_are_no_stall(recorder: Open, agent: Callable[..., Agent], store_root: Path) -> None:
     rank = recorder()
     watcher = agent(stall_s=0.1)
-    _collective(rank, 1)
+    collective(rank, 1)
     for _ in range(3):
         time.sleep(0.1)
         watcher.poll(flush=True)
-    assert _read(store_root, "incidents") == []
+    assert read_table(store_root, "incidents") == []
 
 
 def test_beyond_the_quota_spans_are_dropped_and_counted_and_small_tables_go_on(
@@ -221,20 +174,20 @@ def test_beyond_the_quota_spans_are_dropped_and_counted_and_small_tables_go_on(
     rank = recorder()
     watcher = agent(quota_bytes=1000, heartbeat_s=0.0)
     rank.step(0)
-    _collective(rank, 1)
+    collective(rank, 1)
     watcher.poll(flush=True)
     rank.step(1)
     for number in range(10):
-        _collective(rank, number + 2)
+        collective(rank, number + 2)
     watcher.poll(flush=True)
     watcher.poll(flush=True)
     rank.close("finished")
-    _end(watcher)
-    assert len(_read(store_root, "events")) <= 1
-    assert _read(store_root, "heartbeats")[-1]["lost_spans"] >= 10
-    assert [row["step"] for row in _read(store_root, "steps")] == [0, 1]
+    drain_all(watcher)
+    assert len(read_table(store_root, "events")) <= 1
+    assert read_table(store_root, "heartbeats")[-1]["lost_spans"] >= 10
+    assert [row["step"] for row in read_table(store_root, "steps")] == [0, 1]
     assert caplog.text.count("more than its quota") == 1
-    assert _attempt(store_root).exit_reason == "finished"
+    assert newest_attempt(store_root).exit_reason == "finished"
 
 
 def test_a_full_disk_loses_nothing(
@@ -243,7 +196,7 @@ def test_a_full_disk_loses_nothing(
 ) -> None:  # fmt: skip
     rank = recorder()
     watcher = agent()
-    _collective(rank, 1)
+    collective(rank, 1)
     watcher.poll(flush=True)
 
     def full(*_: object) -> int:
@@ -253,14 +206,14 @@ def test_a_full_disk_loses_nothing(
         patch.setattr(writer, "write_durably", full)
         for number in range(5):
             rank.step(number)
-            _collective(rank, number + 2)
+            collective(rank, number + 2)
             watcher.poll(flush=True)
-    assert [row["sequence"] for row in _read(store_root, "events")] == [1]
+    assert [row["sequence"] for row in read_table(store_root, "events")] == [1]
     assert caplog.text.count("cannot be written") == 1
     rank.close("finished")
-    _end(watcher)
-    assert sorted(row["sequence"] for row in _read(store_root, "events")) == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in _read(store_root, "steps")] == [0, 1, 2, 3, 4]
+    drain_all(watcher)
+    assert sorted(row["sequence"] for row in read_table(store_root, "events")) == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_table(store_root, "steps")] == [0, 1, 2, 3, 4]
 
 
 def test_a_store_that_cannot_be_made_yet_is_waited_for(
@@ -270,13 +223,13 @@ def test_a_store_that_cannot_be_made_yet_is_waited_for(
     store_root.write_text("in the way")
     rank = recorder()
     watcher = agent()
-    _collective(rank, 1)
+    collective(rank, 1)
     rank.close("finished")
     watcher.poll(flush=True)
     assert list(spool.rglob("*.box"))
     store_root.unlink()
-    _end(watcher)
-    assert [row["sequence"] for row in _read(store_root, "events")] == [1]
+    drain_all(watcher)
+    assert [row["sequence"] for row in read_table(store_root, "events")] == [1]
 
 
 def test_memory_stays_bounded_while_the_store_is_away(
@@ -290,13 +243,13 @@ def test_memory_stays_bounded_while_the_store_is_away(
         patch.setattr(writer.TableWriter, "commit", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only")))
         for number in range(10):
             for each in range(20):
-                _collective(rank, 20 * number + each + 1)
+                collective(rank, 20 * number + each + 1)
             watcher.poll(flush=True)
         pending = sum(run.pending_spans for run in watcher.runs.values())
         assert 50 <= pending < 80
     rank.close("finished")
-    _end(watcher)
-    assert sorted(row["sequence"] for row in _read(store_root, "events")) == list(range(1, 201))
+    drain_all(watcher)
+    assert sorted(row["sequence"] for row in read_table(store_root, "events")) == list(range(1, 201))
 
 
 def test_strangers_in_the_spool_harm_nothing(
@@ -313,13 +266,13 @@ def test_strangers_in_the_spool_harm_nothing(
     (spool / "file").touch()
     with (folder / "rank-00000.meta.jsonl").open("a") as file:
         file.write('not json\n{"kind": "segment"}\n{"kind": "nonsense"}\n[1]\n{"kind": "step", "step": "x"}\n')
-    _collective(rank, 1)
+    collective(rank, 1)
     rank.close("finished")
     _end_of = agent()
     for _ in range(3):
         _end_of.poll(flush=True)
         time.sleep(0.01)
-    assert [row["sequence"] for row in _read(store_root, "events")] == [1]
+    assert [row["sequence"] for row in read_table(store_root, "events")] == [1]
     assert sorted(path.name for path in folder.iterdir()) == [
         "clock.json", "notes.txt", "rank-00001.box", "rank-00002.box",
     ]  # fmt: skip
@@ -331,10 +284,10 @@ def test_two_ranks_that_claim_one_place_both_count(
 ) -> None:
     twins = [recorder(rank=0), recorder(rank=0)]
     for number, twin in enumerate(twins):
-        _collective(twin, number + 1)
+        collective(twin, number + 1)
         twin.close("finished")
-    _end(agent())
-    assert sorted(row["sequence"] for row in _read(store_root, "events")) == [1, 2]
+    drain_all(agent())
+    assert sorted(row["sequence"] for row in read_table(store_root, "events")) == [1, 2]
 
 
 def test_a_box_made_anew_under_the_same_name_is_read_from_its_start(
@@ -342,16 +295,16 @@ def test_a_box_made_anew_under_the_same_name_is_read_from_its_start(
 ) -> None:
     """The positions of an earlier box do not hold for one that took its name."""
     first = recorder(world_size=2)
-    _collective(first, 1)
+    collective(first, 1)
     watcher = agent()
     watcher.poll(flush=True)
     watcher.close()
     for path in (spool / "run" / "0").iterdir():
         path.unlink()
     second = recorder(world_size=2)
-    _collective(second, 2)
+    collective(second, 2)
     agent().poll(flush=True)
-    assert sorted(row["sequence"] for row in _read(store_root, "events")) == [1, 2]
+    assert sorted(row["sequence"] for row in read_table(store_root, "events")) == [1, 2]
 
 
 @pytest.mark.parametrize("removed", [(), (0,), (0, 1)])
@@ -362,7 +315,7 @@ def test_an_agent_that_died_while_it_deleted_the_spool_is_succeeded(
     """All was committed; some boxes are gone: nothing may be read again, and no table be written anew from the rest."""
     for rank in range(2):
         each = recorder(rank=rank, world_size=2)
-        _collective(each, 1)
+        collective(each, 1)
         each.close("finished")
     first = agent()
     with monkeypatch.context() as patch:
@@ -376,9 +329,9 @@ def test_an_agent_that_died_while_it_deleted_the_spool_is_succeeded(
     for _ in range(2):
         second.poll(flush=True)
     assert not list(spool.rglob("*.box"))
-    assert [row["rank"] for row in _read(store_root, "ranks")] == [0, 1]
-    assert [row["rank"] for row in sorted(_read(store_root, "events"), key=lambda row: row["rank"])] == [0, 1]
-    assert _attempt(store_root).exit_reason == "finished"
+    assert [row["rank"] for row in read_table(store_root, "ranks")] == [0, 1]
+    assert [row["rank"] for row in sorted(read_table(store_root, "events"), key=lambda row: row["rank"])] == [0, 1]
+    assert newest_attempt(store_root).exit_reason == "finished"
 
 
 def test_a_rank_that_comes_after_the_end_is_added(
@@ -388,11 +341,11 @@ def test_a_rank_that_comes_after_the_end_is_added(
     for rank in range(2):
         each = recorder(rank=0, world_size=1)
         each.topology(Topology.of(dp=1), 0)
-        _collective(each, rank + 1)
+        collective(each, rank + 1)
         each.close("finished")
-        _end(watcher)
-    assert sorted(row["sequence"] for row in _read(store_root, "events")) == [1, 2]
-    assert len(_read(store_root, "ranks")) == 1
+        drain_all(watcher)
+    assert sorted(row["sequence"] for row in read_table(store_root, "events")) == [1, 2]
+    assert len(read_table(store_root, "ranks")) == 1
 
 
 def test_a_span_that_was_written_but_still_has_its_slot_counts_once(
@@ -400,18 +353,18 @@ def test_a_span_that_was_written_but_still_has_its_slot_counts_once(
 ) -> None:
     """A kill may come between writing the span and giving its slot free."""
     rank = recorder()
-    span = _collective(rank, 1, wait=False)
+    span = collective(rank, 1, wait=False)
     rank.end_async(span)
     place = slice(span.slot, span.slot + RECORD_BYTES)
     in_slot = rank._map[place]
     rank.wait_begin(span)
     rank.wait_end(span)
     rank._map[place] = in_slot
-    other = _collective(rank, 2, wait=False)
+    other = collective(rank, 2, wait=False)
     rank.end_async(other)
     rank.close("finished")
-    _end(agent())
-    events = sorted(_read(store_root, "events"), key=lambda row: row["sequence"])
+    drain_all(agent())
+    events = sorted(read_table(store_root, "events"), key=lambda row: row["sequence"])
     assert [(row["sequence"], row["exposed_ns"] is None) for row in events] == [(1, False), (2, True)]
 
 
@@ -420,7 +373,7 @@ def test_runs_are_kept_apart_and_can_be_chosen(
 ) -> None:
     for attempt in range(2):
         rank = recorder(run="a", attempt=attempt)
-        _collective(rank, attempt + 1)
+        collective(rank, attempt + 1)
         rank.close("finished")
     chosen = agent(run="a", attempt=1)
     for _ in range(2):
@@ -429,7 +382,7 @@ def test_runs_are_kept_apart_and_can_be_chosen(
         assert [(a.run, a.attempt) for a in store.attempts()] == [("a", 1)]
     assert (spool / "a" / "0").exists()
     chosen.close()
-    _end(agent())
+    drain_all(agent())
     with Store(store_root) as store:
         assert sorted((a.run, a.attempt) for a in store.attempts()) == [("a", 0), ("a", 1)]
 
@@ -439,22 +392,22 @@ def test_a_rank_on_another_host_is_never_declared_dead(
 ) -> None:
     """Its process cannot be seen from here: only its box tells whether it lives."""
     rank = recorder()
-    _collective(rank, 1)
+    collective(rank, 1)
     monkeypatch.setattr(rank_drain, "socket", type("elsewhere", (), {"gethostname": staticmethod(lambda: "x")}))
     watcher = agent(heartbeat_s=0.0, idle_exit_s=0.2)
     watcher.poll(flush=True)
-    beat = _read(store_root, "heartbeats")[-1]
+    beat = read_table(store_root, "heartbeats")[-1]
     assert (beat["process_state"], beat["cpu_ns"]) == (None, None)
-    assert _attempt(store_root).end_ns is None
+    assert newest_attempt(store_root).end_ns is None
     rank.close("finished")
-    _end(watcher)
+    drain_all(watcher)
 
 
 def test_health_is_sampled_while_something_runs(recorder: Open, agent: Callable[..., Agent], store_root: Path) -> None:
     rank = recorder()
-    _collective(rank, 1)
+    collective(rank, 1)
     agent().poll(flush=True)
-    metrics = {row["metric"] for row in _read(store_root, "health")}
+    metrics = {row["metric"] for row in read_table(store_root, "health")}
     assert {"cpu_percent", "memory_percent"} <= metrics
 
 
@@ -465,9 +418,9 @@ def test_a_spool_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_catalog_is_written_at_the_end(recorder: Open, spool: Path, store_root: Path) -> None:
+def test_the_catalog_is_written_at_thedrain_all(recorder: Open, spool: Path, store_root: Path) -> None:
     rank = recorder()
-    _collective(rank, 1)
+    collective(rank, 1)
     rank.close("finished")
     settings = AgentSettings(spool=spool, store=store_root, poll_s=0.02, idle_exit_s=0.1)
     assert run_agent(settings, threading.Event()) == 0
@@ -480,13 +433,13 @@ def test_an_exception_is_a_crash_with_its_text(recorder: Open, agent: Callable[.
     rank.begin(rank.segment("backward"))
     rank.exception(ValueError("bad batch"))
     rank.close("crashed")
-    _end(agent())
-    assert _attempt(store_root).exit_reason == "crashed"
-    (incident,) = _read(store_root, "incidents")
+    drain_all(agent())
+    assert newest_attempt(store_root).exit_reason == "crashed"
+    (incident,) = read_table(store_root, "incidents")
     assert incident["kind"] == "rank-died"
     actions = json.loads(incident["actions"])
     assert (actions[0]["rank"], actions[0]["type"], actions[0]["message"]) == (0, "ValueError", "bad batch")
-    assert [f["segment"] for f in _read(store_root, "in_flight")] == ["backward"]
+    assert [f["segment"] for f in read_table(store_root, "in_flight")] == ["backward"]
 
 
 def test_interrupted_ranks_make_an_interrupted_attempt(
@@ -494,8 +447,8 @@ def test_interrupted_ranks_make_an_interrupted_attempt(
 ) -> None:
     for rank, reason in enumerate(("finished", "interrupted")):
         each = recorder(rank=rank, world_size=2)
-        _collective(each, 1)
+        collective(each, 1)
         each.close(reason)
-    _end(agent())
-    assert _attempt(store_root).exit_reason == "interrupted"
-    assert _read(store_root, "incidents") == []
+    drain_all(agent())
+    assert newest_attempt(store_root).exit_reason == "interrupted"
+    assert read_table(store_root, "incidents") == []

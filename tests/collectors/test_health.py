@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from megascope.collectors.health import POWER, TEMPERATURE, HealthSampler, judged
 from megascope.collectors.processes import ProcessState, ProcessWatch
 from megascope.profiler.box import BoxLayout, create_box
@@ -69,6 +70,33 @@ def test_devices_are_read_through_nvml(temperature: Any, value: float | None, fl
     assert (rows[TEMPERATURE.name]["value"], rows[TEMPERATURE.name]["flag"]) == (value, flag)
     assert rows["power_watts"]["value"] == 350.0
     assert rows["utilization_percent"]["value"] == 97.0
+
+
+@pytest.mark.parametrize("lost", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_device_that_is_lost_is_blank_and_harms_nothing(lost: str, was_there: bool) -> None:
+    nvml = _nvml(55)
+    nvml.nvmlDeviceGetCount = lambda: 2
+    nvml.nvmlDeviceGetUUID = lambda index: f"GPU-{index}"
+    sampler = HealthSampler(nvml)
+    if was_there:
+        sampler.sample()
+    read = getattr(nvml, lost)
+
+    def fails(*which: int) -> Any:
+        if which in ((), (1,)):
+            raise _NvmlError("GPU is lost")
+        return read(*which)
+
+    setattr(nvml, lost, fails)
+    rows = [row for row in sampler.sample() if row["device"] is not None]
+    by_device = {device: [row["value"] for row in rows if row["device"] == device] for device in ("GPU-0", "GPU-1")}
+    if was_there or lost != "nvmlDeviceGetCount":
+        assert by_device["GPU-0"][:2] == [55.0, 350.0]
+        assert {row["device"] for row in rows} == {"GPU-0", "GPU-1" if was_there else "index 1"}
+    if lost == "nvmlDeviceGetHandleByIndex":
+        blank = [row for row in rows if row["device"] != "GPU-0"]
+        assert {(row["value"], row["flag"]) for row in blank} == {(None, "blank")}
 
 
 def test_the_host_has_its_metrics_and_rates_come_with_the_second_sample() -> None:

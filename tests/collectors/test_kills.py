@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from megascope.collectors.store import Store
 from support.processes import Processes
 
@@ -102,12 +103,13 @@ def test_an_agent_that_dies_in_any_write_is_succeeded(
     processes: Processes, store_root: Path, spool: Path, write: int, after_rename: bool
 ) -> None:
     """The N-th durable write, of a table or of a manifest, is the last thing that the first agent does."""
-    rank = processes.rank(spans=400, pause_s=0.001)
+    spans = 200 + 60 * write
+    rank = processes.rank(spans=spans, pause_s=0.001)
     first = processes.agent(die_at_write=write, after_rename=after_rename)
     assert first.wait(timeout=60) == 9
     assert processes.agent(idle_exit_s=0.2).wait(timeout=60) == 0
     assert rank.wait(timeout=60) == 0
-    _check_complete(store_root, ranks=1, spans=400, per_step=10)
+    _check_complete(store_root, ranks=1, spans=spans, per_step=10)
     assert not list(store_root.rglob("*.tmp"))
     assert not list(spool.rglob("*.box"))
 
@@ -118,7 +120,7 @@ def test_agents_killed_again_and_again_lose_and_double_nothing(
     chance = random.Random(7)
     ranks = [processes.rank(rank=rank, world_size=2, spans=4000, pause_s=0.001) for rank in range(2)]
     for _ in range(8):
-        agent = processes.agent(idle_exit_s=None)
+        agent = processes.agent(idle_exit_s=None, free_above_bytes=1)
         time.sleep(0.6 + chance.random())
         agent.kill()
         agent.wait(timeout=10)

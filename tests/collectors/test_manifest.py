@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megascope.collectors import manifest as manifests
 from megascope.collectors.manifest import FileEntry, Manifest, data_folder, quote_name, read_manifest, write_manifest
 from megascope.collectors.schemas import SCHEMA_VERSION

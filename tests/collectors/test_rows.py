@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from megascope.collectors import rows as row_module
 from megascope.collectors.parquet import conform
-from megascope.collectors.rows import Group, Names, Segment, event_rows, flights, group_progress
+from megascope.collectors.rows import Group, Names, Segment, event_rows, flights, group_progress, known_codes
 from megascope.collectors.schemas import TABLES
 from megascope.profiler.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, PROGRESS, RECORD
 from megascope.profiler.topology import group_id, segment_id
@@ -136,3 +137,30 @@ def test_group_progress_names_groups_that_were_used() -> None:
     progress["issued"] = [0, 7, 9, 0]
     progress["completed"] = [0, 6, 9, 0]
     assert group_progress(progress, _names()) == [{"group": group_id(*GROUPS[1]), "issued": 7, "completed": 6}]
+
+
+def test_an_index_that_only_damage_can_give_takes_no_memory() -> None:
+    names = Names()
+    records = np.zeros(3, RECORD)
+    records["segment"], records["parent"], records["group"] = [2**32 - 2, 2**31, 5], ABSENT_INDEX, ABSENT_INDEX
+    rows = event_rows(records, 0, 0, names)
+    first, second, third = rows["segment"].to_pylist()
+    assert first == second != third
+    assert len(names.segments) == 2
+    assert names.segment(2**40).id == first
+    with pytest.raises(ValueError, match="index"):
+        names.add_group(2**31, Group.of("dp", (0,)))
+
+
+def test_only_segments_that_occur_are_named() -> None:
+    names = Names()
+    names.add_segment(900, Segment.of("far", "host", None))
+    records = np.zeros(1, RECORD)
+    event_rows(records, 0, 0, names)
+    assert sorted(names.segments) == [0, 900]
+
+
+def test_codes_of_no_clock_and_no_status_are_told_apart() -> None:
+    records = np.zeros(3, RECORD)
+    records["clock"], records["status"] = [0, len(CLOCK_CODES), 1], [0, 0, len(STATUS_CODES)]
+    assert known_codes(records).tolist() == [True, False, False]

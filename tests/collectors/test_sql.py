@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from megascope.collectors.sql import SqlLimits, run_sql
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
@@ -156,3 +158,57 @@ def test_a_store_with_a_quote_in_its_path(tmp_path: Path, events: Callable[..., 
 def test_damaged_files_are_left_out(store: Store) -> None:
     store.files("events")[0].write_bytes(b"")
     assert run_sql(store, "SELECT count(*) AS n FROM events").table["n"].to_pylist() == [30]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM (SELECT unnest(range(100000000)))",
+        "SELECT count(*) FROM (SELECT unnest(range(100000000)) FROM range(20))",
+        "SELECT length(repeat('x', 2000000000) || repeat('y', 2000000000))",
+    ],
+)
+def test_what_cannot_be_interrupted_is_ended_all_the_same(store: Store, sql: str) -> None:
+    """DuckDB folds constants, and fills one vector, without looking at its clock."""
+    started = time.monotonic()
+    with pytest.raises(MegascopeError, match=r"longer than 0\.3 s|MiB of memory"):
+        run_sql(store, sql, limits=SqlLimits(seconds=0.3, memory_mib=512))
+    assert time.monotonic() - started < 5
+
+
+def test_the_size_of_a_result_is_limited(store: Store) -> None:
+    sql = "SELECT repeat('x', 20000) AS text FROM range(10000)"
+    result = run_sql(store, sql, limits=SqlLimits(memory_mib=64))
+    assert result.truncated
+    assert 64 * 2**20 <= result.table.nbytes < 110 * 2**20
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+def test_a_limit_without_rows_is_refused(store: Store, rows: int) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        run_sql(store, "SELECT 1", limits=SqlLimits(rows=rows))
+
+
+def test_a_damaged_page_is_left_out(store: Store) -> None:
+    path = store.files("events")[0]
+    data = bytearray(path.read_bytes())
+    for index in range(8, len(data) // 3):
+        data[index] ^= 0xFF
+    path.write_bytes(data)
+    assert run_sql(store, "SELECT * FROM events WHERE start_ns > 0").table.num_rows == 30
+    assert [file.path for file in store.damaged] == [path]
+
+
+def test_a_query_leaves_no_process_behind(store: Store) -> None:
+    import psutil
+
+    before = psutil.Process().children()
+    run_sql(store, "SELECT * FROM events", limits=SqlLimits(rows=1))
+    assert psutil.Process().children() == before
+
+
+def test_an_error_after_the_first_rows_is_no_short_result(store: Store) -> None:
+    sql = "SELECT CASE WHEN range > 50000 THEN error('late') ELSE range END FROM range(60000)"
+    with pytest.raises(MegascopeError, match="late"):
+        run_sql(store, sql, limits=SqlLimits(rows=10**6))

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megascope.collectors.step_rows import StepRows
 
 BASE_NS = 1000
@@ -84,3 +85,13 @@ def test_every_step_ends_complete_whatever_the_lateness_and_the_restarts(
         for step, (_, loss) in enumerate(plan)
     }
     assert _newest(rows) == expected
+
+
+def test_values_that_are_no_numbers_are_rejected_and_counted() -> None:
+    steps = StepRows(BASE_NS)
+    steps.add_metrics({"step": 0, "loss": "tensor(2.5)", "grad_norm": "1.5", "tokens": 2**63, "mfu": True})
+    steps.add_metrics({"step": 0, "tokens": 12.0, "learning_rate": None})
+    steps.add_step({"step": 0, "start_ns": 0, "duration_ns": 1})
+    row = {"step": 0, "start_ns": BASE_NS, "duration_ns": 1, "grad_norm": 1.5, "tokens": 12, "mfu": 1.0}
+    assert StepRows(BASE_NS, json.loads(json.dumps(steps.state()))).rejected == steps.rejected == 3
+    assert steps.take(1, ended=False) == [row]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
+
 from megascope.collectors.schemas import TABLES
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
@@ -431,3 +433,31 @@ def test_other_readers_understand_the_folders(filled: Path) -> None:
         pattern = str(filled / "events/*/*/*/*.parquet").replace("'", "''")
         sql = f"SELECT DISTINCT run, attempt, block FROM read_parquet('{pattern}', hive_partitioning = true)"
         assert connection.sql(sql).fetchall() == [("r", 0, "b000")]
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT CAST('x' AS BIGINT)", "SELECT error('mine')", "SELECT 1 +", "SELECT * FROM events WHERE nonsense"]
+)
+def test_an_error_of_the_query_reads_no_file(filled: Path, monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
+    looked: list[object] = []
+    with Store(filled) as store:
+        monkeypatch.setattr(store._checker, "check_thoroughly", looked.append)
+        with pytest.raises(MegascopeError):
+            store.query(sql)
+    assert looked == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_of_any_kind_ends_in_an_answer(filled: Path, seed: int) -> None:
+    """A few bytes of one file are others: the rest of the store is shown, and no error passes for another's."""
+    chance = random.Random(seed)
+    with Store(filled) as store:
+        path = store.files("events")[0]
+    data = bytearray(path.read_bytes())
+    first = chance.randrange(4, len(data) - 8)
+    for index in range(first, min(len(data) - 8, first + chance.choice([1, 30, 300]))):
+        data[index] ^= chance.choice([0xFF, 0x01, 0x80])
+    path.write_bytes(data)
+    with Store(filled) as store:
+        rows = store.query("SELECT rank, step, start_ns FROM events", attempt=store.attempt()).num_rows
+        assert rows == (60 if not store.damaged else 55)

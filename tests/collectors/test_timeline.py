@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megascope.collectors.lanes import Lanes
 from megascope.collectors.store import Store
 from megascope.collectors.timeline import export_chrome

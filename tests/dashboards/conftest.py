@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
+
 from megascope.collectors.store import Attempt, Store
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.dashboards.workbench import Workbench
-from playwright.sync_api import Browser
 from support.page_checks import Visit, chromium, visit
 from support.synthetic_store import START_NS, Slow, SyntheticJob, write_synthetic_store
 

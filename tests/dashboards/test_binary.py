@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
+
 from megascope.dashboards.binary import pack, unpack
 from megascope.profiler.errors import FormatError
 

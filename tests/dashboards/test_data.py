@@ -7,17 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from megascope.collectors.store import Attempt, Store
 from megascope.collectors.writer import TableWriter
 from megascope.dashboards.binary import unpack
 from megascope.dashboards.curves import curve_panels, headline
 from megascope.dashboards.heat_data import choose, heat_payload, matrix_of, worst_cells, worst_ranks
-from megascope.dashboards.scene_data import scene_payload
-from megascope.dashboards.span_data import choose_spans, spans_payload
-from megascope.dashboards.verdicts import marks_of, peer_axis, stragglers_of
+from megascope.dashboards.scene_data import edge_colours, scene_payload
+from megascope.dashboards.span_choice import choose_spans
+from megascope.dashboards.span_data import spans_payload
+from megascope.dashboards.verdicts import hang_of, marks_of, peer_axis, stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
 from megascope.profiler.errors import MegascopeError, UsageError
+from megascope.profiler.topology import Topology
+from support.hang_scenes import Scene as HangScene
+from support.hang_store import write_scene
 from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
 
 
@@ -135,6 +140,28 @@ def test_communication_opens_with_its_plain_value(bench: Workbench, attempt: Att
     assert (choice.metric, choice.show) == ("duration", "value")
 
 
+def test_the_picture_is_drawn_from_what_the_verdict_was_read_from(tmp_path: Path) -> None:
+    """Rank 2 called another operation: only the verdict's graph knows that the others wait for it."""
+    job = HangScene(Topology.of(dp=4))
+    for rank in range(4):
+        job.collective(rank, "dp", 7, "broadcast" if rank == 2 else "dp_all_reduce")
+    with write_scene(tmp_path / "store", job.looks()) as store:
+        bench = Workbench(store)
+        attempt = store.attempt()
+        assert hang_of(bench, attempt, wait_s=20).value is not None
+        drawn = json.loads(scene_payload(bench, attempt, View()))
+        states = {node["rank"]: node["state"] for node in drawn["nodes"]}
+        assert states == {0: "waiting", 1: "waiting", 2: "culprit", 3: "waiting"}
+        assert sorted(drawn["waits"]) == [[0, 2], [1, 2], [3, 2]]
+        bench.close()
+
+
+def test_groups_are_coloured_by_the_place_of_their_axis() -> None:
+    usual, other = edge_colours(("pp", "dp", "tp")), edge_colours(("stage", "fsdp", "sp"))
+    assert list(usual.values()) == list(other.values())
+    assert len(set(usual.values())) == 3
+
+
 def test_curves_leave_gaps_as_null_and_name_what_was_not_recorded(bench: Workbench, attempt: Attempt) -> None:
     found = curve_panels(bench.store, attempt)
     assert found["x"] == list(range(30))
@@ -159,9 +186,10 @@ def test_culprits_are_marked_at_their_segment_only(bench: Workbench, attempt: At
     assert marks_of(None, "forward") == "[]"
 
 
-def test_peers_stand_along_dp_or_else_tp() -> None:
+def test_peers_stand_along_the_outermost_axis_but_the_stages() -> None:
     assert peer_axis(Attempt("r", 0, {"pp": 2, "dp": 4, "tp": 2})) == "dp"
     assert peer_axis(Attempt("r", 0, {"dp": 1, "tp": 2})) == "tp"
+    assert peer_axis(Attempt("r", 0, {"pp": 2, "fsdp": 4})) == "fsdp"
     assert peer_axis(Attempt("r", 0, {"pp": 4})) is None
 
 

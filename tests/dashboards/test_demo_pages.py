@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from megascope.collectors.store import Store
 from playwright.sync_api import Browser
-from support.page_checks import check_all_pages
 
 from conftest import DEMO_STEPS, Demo
+from megascope.collectors.store import Store
+from support.page_checks import check_all_pages
 
 
 def test_every_page_shows_what_the_demo_recorded(browser: Browser, demo: Demo) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
+import urllib.request
 from pathlib import Path
 
 import dash
 import pytest
 from flask.testing import FlaskClient
+from playwright.sync_api import Browser
+
 from megascope.collectors.store import Store
 from megascope.dashboards.app import create_app
 from megascope.dashboards.security import is_loopback
 from megascope.dashboards.server import background_server, open_server
 from megascope.profiler.errors import MegascopeError, UsageError
+from support.page_checks import visit
 
 TOKEN = "a-token-that-is-long"
 
@@ -82,9 +86,26 @@ def test_the_token_becomes_a_cookie_that_does_not_contain_it(store: Store) -> No
     cookie = answer.headers["Set-Cookie"]
     assert TOKEN not in cookie
     assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
+    assert "SameSite=Lax" in cookie
     assert client.get("/heatmap?segment=forward").status_code == 200
     assert client.get("/_dash-layout").status_code == 200
+
+
+@pytest.mark.parametrize("token", ["abc+def/ghi==jklmnop", "a b&c=d+e#fghijklmnop", "é" * 20])
+def test_the_printed_address_lets_in_whatever_the_token_is(slow_store: Path, token: str) -> None:
+    with background_server(slow_store, token=token) as server:
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(server.url) as answer:
+            assert (answer.status, answer.url) == (200, f"http://127.0.0.1:{server.port}/")
+
+
+def test_a_link_on_another_site_opens_the_page(browser: Browser, slow_store: Path) -> None:
+    with background_server(slow_store, token=TOKEN) as server, visit(browser, server.url) as seen:
+        link = f'<a href="{server.url}">the dashboards</a>'
+        seen.page.route("http://elsewhere.test/", lambda route: route.fulfill(body=link, content_type="text/html"))
+        seen.page.goto("http://elsewhere.test/")
+        seen.page.click("a")
+        seen.page.wait_for_selector(".banner")
 
 
 def test_other_host_names_are_refused_on_this_machine(store: Store) -> None:
@@ -145,6 +166,20 @@ def test_the_timeline_is_exported_for_perfetto(store: Store) -> None:
     names = {event["name"] for event in answer.get_json(force=True)["traceEvents"] if event["ph"] == "X"}
     answer.close()
     assert {"forward", "backward", "send_forward", "recv_forward"} <= names
+
+
+def test_an_export_that_no_viewer_opens_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(create_app(store))
+    address = "/export/timeline.json?rank=5&axis=pp&steps=3"
+    with client.get(address) as whole:
+        spans = sum(event["ph"] == "X" for event in whole.get_json(force=True)["traceEvents"])
+    monkeypatch.setattr("megascope.dashboards.endpoints.EXPORTED_SPANS", spans)
+    with client.get(address) as just_so:
+        assert just_so.status_code == 200
+    monkeypatch.setattr("megascope.dashboards.endpoints.EXPORTED_SPANS", spans - 1)
+    answer = client.get(address)
+    assert answer.status_code == 400
+    assert f"{spans} spans; the page exports {spans - 1}" in answer.get_json()["error"]
 
 
 def test_query_results_come_as_csv_with_empty_fields_for_null(store: Store) -> None:

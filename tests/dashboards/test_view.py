@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascope.dashboards.view import METRICS, SHOWN, View, parse_view
+
+from megascope.dashboards.view import METRICS, SHOWN, View, parse_view, ranks_text
 from megascope.profiler.errors import UsageError
 
 numbers = st.integers(0, 2**40)
@@ -28,7 +29,9 @@ views = st.builds(
     moment=st.none() | numbers,
     around=st.none() | texts,
     q=st.none() | texts,
-    zoom=st.none() | st.tuples(numbers, numbers, numbers, numbers),
+    scroll=st.none() | numbers,
+    camera=st.none() | st.tuples(*[st.integers(-9999, 9999).map(lambda value: value / 1000)] * 5),
+    zoom=st.none() | st.tuples(ranges, ranges).map(lambda pair: (*pair[0], *pair[1])),
 )
 
 
@@ -39,6 +42,13 @@ def test_a_view_survives_the_address(view: View) -> None:
 
 def test_ranks_may_be_given_as_ranges() -> None:
     assert parse_view("?ranks=0,5,8-10,5").ranks == (0, 5, 8, 9, 10)
+
+
+def test_many_ranks_are_written_as_ranges() -> None:
+    view = View(ranks=(9, *range(1000, 2000), 3, 2))
+    assert view.search() == "?ranks=9,1000-1999,3,2"
+    assert parse_view(view.search()) == view
+    assert ranks_text([0, 1, 2, 8, 10, 12], 3) == "0-2, 8, 10, ..."
 
 
 def test_a_single_step_is_a_range() -> None:
@@ -61,9 +71,14 @@ def test_a_link_to_another_page_carries_the_job_only() -> None:
         ("?rank=-1", "a rank, such as 5"),
         ("?steps=9:3", "steps='9:3'"),
         ("?zoom=1:2", "four whole numbers"),
+        ("?zoom=5:2:0:3", "first and last row"),
+        ("?zoom=2:5:3:0", "first and last row"),
         ("?t=2:1", "two numbers of seconds"),
         ("?t=nan:1", "two numbers of seconds"),
+        ("?camera=1:2:3", "five numbers"),
+        ("?camera=1:2:3:4:nan", "five numbers"),
         ("?ranks=0-99999999", "a list of ranks"),
+        ("?ranks=0-3000,4000-7000", "4,096 at most"),
         ("?metric=speed", "one of self, duration, exposed, count"),
         ("?attempt=99999999999999999999", "attempt"),
         ("?stepz=3", "'stepz' that no page knows"),

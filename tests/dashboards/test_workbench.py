@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from megascope.collectors.store import Store
 from megascope.dashboards import workbench
 from megascope.dashboards.view import View
@@ -85,10 +86,10 @@ def test_a_slow_analysis_runs_once_at_a_time_and_its_last_result_stays(growing: 
             return len(running)
 
         first = bench.latest("slow", slow)
-        assert (first.value, first.pending) == (None, True)
+        assert (first.value, first.stale, first.stamp) == (None, True, "")
         for attempt in range(1, 4):
             grow(growing, attempt)
-            assert bench.latest("slow", slow).pending
+            assert bench.latest("slow", slow).stale
         assert len(running) == 1
         release.set()
         assert bench.latest("slow", slow, wait_s=5).value == 1
@@ -98,6 +99,10 @@ def test_a_slow_analysis_runs_once_at_a_time_and_its_last_result_stays(growing: 
         later = bench.latest("slow", slow)
         assert later.value == 2, "the newer store was not analysed"
         assert later.age_s is not None
+        assert not later.stale
+        grow(growing, 4)
+        older = bench.latest("slow", slow)
+        assert (older.value, older.stale, older.stamp) == (2, True, later.stamp)
         bench.close()
 
 

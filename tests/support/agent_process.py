@@ -2,7 +2,8 @@
 
 Run as ``python -m support.agent_process SETTINGS`` with a JSON object of `AgentSettings`. ``die_at_write`` N makes the
 process end like a kill would, without any clean-up, in the middle of its N-th durable write (from 1): after the
-temporary file was filled and before it is renamed, or with ``after_rename`` right behind the rename.
+temporary file was filled and before it is renamed, or with ``after_rename`` right behind the rename. Lines of steps are
+freed in pieces of ``free_above_bytes``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors import manifest, writer
+from megascope.collectors import manifest, rank_metadata, writer
 from megascope.collectors.agent import AgentSettings, run_agent
 from megascope.collectors.durable import write_durably
 
@@ -25,7 +26,8 @@ TESTS = Path(__file__).parents[1]
 
 def start(spool: Path, store: Path, **settings: Any) -> subprocess.Popen[bytes]:
     """Start an agent that polls and flushes fast unless told otherwise."""
-    values = {"spool": str(spool), "store": str(store), "poll_s": 0.02, "flush_s": 0.1, "idle_exit_s": 1.0} | settings
+    fast = {"poll_s": 0.02, "flush_s": 0.1, "idle_exit_s": 1.0, "lock_patience_s": 1.0}
+    values = {"spool": str(spool), "store": str(store), **fast, **settings}
     return subprocess.Popen([sys.executable, "-m", "support.agent_process", json.dumps(values)], cwd=TESTS)
 
 
@@ -50,6 +52,7 @@ def _main(text: str) -> int:
     logging.basicConfig(level=logging.WARNING)
     values = json.loads(text)
     die_at, after_rename = values.pop("die_at_write", None), values.pop("after_rename", False)
+    rank_metadata.FREE_ABOVE_BYTES = values.pop("free_above_bytes", rank_metadata.FREE_ABOVE_BYTES)
     if die_at is not None:
         dying = _dying_at(die_at, after_rename=after_rename)
         for module in (manifest, writer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 
@@ -28,15 +29,17 @@ class FakeEvent:
     def __init__(self, device: FakeCuda, enable_timing: bool) -> None:
         self.device, self.enable_timing = device, enable_timing
         self.moment_ms: float | None = None
+        self.captured = False
         device.events += 1
 
     def record(self, stream: FakeStream | None = None) -> None:
-        if self.device.capturing:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self.captured = self.device.capturing  # recording succeeds inside a capture: only asking fails, as in CUDA
         self.moment_ms = max((stream or self.device.current).drained_ms, self.device.now_ms)
 
     def query(self) -> bool:
         self.device.queries += 1
+        if self.captured or self.device.capturing or self.device.broken:
+            raise RuntimeError("CUDA error: operation not permitted on an event last recorded in a capturing stream")
         return self.moment_ms is None or self.moment_ms <= self.device.now_ms
 
     def synchronize(self) -> None:
@@ -63,17 +66,22 @@ class FakeCuda:
         self.now_ms = 0.0
         self.skew_ppm = skew_ppm
         self.synchronizations = self.events = self.queries = 0
-        self.capturing = False
+        self.capturing = self.broken = False
+        self.clock_jitter_ns = itertools.cycle([0])
         self.current = FakeStream(self, "default")
 
     def host_ns(self) -> int:
-        return round(self.now_ms * (1 + self.skew_ppm * 1e-6) * 1e6)
+        """The host's clock; ``clock_jitter_ns`` is added turn by turn."""
+        return round(self.now_ms * (1 + self.skew_ppm * 1e-6) * 1e6) + next(self.clock_jitter_ns)
 
     def Event(self, *, enable_timing: bool = False) -> FakeEvent:  # noqa: N802  (torch's name)
         return FakeEvent(self, enable_timing)
 
     def Stream(self) -> FakeStream:  # noqa: N802  (torch's name)
         return FakeStream(self, "side")
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
 
     def current_stream(self) -> FakeStream:
         return self.current

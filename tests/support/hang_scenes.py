@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from megascope.profiler.topology import Topology, group_id
-from megascope.viz3d.snapshot import Flight, RankState, Snapshot
+from megascope.viz3d.states import Flight, RankState, Snapshot
 from megascope.viz3d.verdict import GroupName
 
 MOMENT_NS = 1_790_000_000 * 10**9
@@ -47,8 +47,12 @@ class Scene:
     def collective(self, rank: int, axis: str, sequence: int, segment: str = "", since_s: float = 50) -> None:
         """The rank is in a collective of its group along an axis (or of the whole job, for ``world``)."""
         group = self.of(axis, rank) if axis != "world" else group_id("world", range(self.mesh.world_size))
+        self.in_group(rank, group, sequence, segment or f"{axis}_all_reduce", since_s)
+
+    def in_group(self, rank: int, group: int, sequence: int, segment: str, since_s: float = 50) -> None:
+        """The rank is in a collective of any group."""
         begun = MOMENT_NS - round(since_s * SECOND)
-        self._add(rank, Flight(segment or f"{axis}_all_reduce", "collective", group, sequence, begun_ns=begun))
+        self._add(rank, Flight(segment, "collective", group, sequence, begun_ns=begun))
         self.progress(rank, group, sequence, sequence - 1)
 
     def message(
@@ -83,7 +87,7 @@ class Scene:
             rank: replace(
                 state,
                 moment_ns=MOMENT_NS - round(before_s * SECOND),
-                spans=(state.spans or 0) - (1 if rank in set(moved) else 0),
+                spans=None if state.spans is None else state.spans - (rank in set(moved)),
             )
             for rank, state in self.states.items()
         }
@@ -93,9 +97,9 @@ class Scene:
         moment = MOMENT_NS - round(before_s * SECOND)
         return Snapshot(moment, states, self.groups, hosts, places, self.mesh.names, missing)
 
-    def looks(self, moved: Iterable[int] = ()) -> tuple[Snapshot, Snapshot]:
-        """Two looks, ten seconds apart."""
-        return self.snapshot(10, moved), self.snapshot()
+    def looks(self, moved: Iterable[int] = (), apart_s: float = 40) -> tuple[Snapshot, Snapshot]:
+        """Two looks, far enough apart that whoever did not move in between is stuck, whatever it does."""
+        return self.snapshot(apart_s, moved), self.snapshot()
 
 
 def cascade(mesh: Topology, culprit: int) -> Scene:

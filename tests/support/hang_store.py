@@ -9,7 +9,10 @@ from typing import Any
 
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
-from megascope.viz3d.snapshot import Flight, Snapshot
+from megascope.profiler.topology import segment_id
+from megascope.viz3d.states import Flight, Snapshot
+
+from .hang_scenes import MOMENT_NS
 
 
 def write_scene(
@@ -19,8 +22,13 @@ def write_scene(
     exit_reason: str | None = None,
     incidents: Sequence[Mapping[str, Any]] = (),
     frozen: Snapshot | None = None,
+    attempt: int = 0,
+    more: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
 ) -> Store:
-    """Write heartbeats of all looks (and what an incident froze) and open the store."""
+    """Write heartbeats of all looks (and what an incident froze) and open the store.
+
+    ``more`` are rows of further tables; several attempts may share a root.
+    """
     last = looks[-1] if looks else frozen
     assert last is not None
     ranks = sorted(last.coordinates)
@@ -64,14 +72,38 @@ def write_scene(
             "source": ["own"] * len(rows),
             **{key: [_flight(flight)[key] for _, flight in rows] for key in _flight(Flight("", ""))},
         }
-    with TableWriter(root, "test") as writer:
-        for table, values in tables.items():
-            writer.write(table, "job", 0, values)
+    with TableWriter(root, f"test-{attempt}") as writer:
+        for table, values in (tables | dict(more or {})).items():
+            writer.write(table, "job", attempt, values)
         places = {axis: [last.coordinates[rank][axis] for rank in ranks] for axis in last.axes}
         where = {"rank": ranks, "host": [last.hosts[rank] for rank in ranks], **places}
-        writer.write("ranks", "job", 0, where, axes=last.axes)
+        writer.write("ranks", "job", attempt, where, axes=last.axes)
         writer.commit()
     return Store(root)
+
+
+def steps_done(
+    ranks: Sequence[int], durations_s: Sequence[float], segment: str = "forward", kind: str = "compute"
+) -> dict[str, Mapping[str, Sequence[Any]]]:
+    """Rows of `events`, `steps` and `segments`: each rank has run steps of one segment, long before the looks."""
+    rows = [(rank, step) for step in range(len(durations_s)) for rank in ranks]
+    first_ns = MOMENT_NS - 10_000 * 10**9
+    starts = [first_ns + step * 60 * 10**9 for _, step in rows]
+    took = [round(durations_s[step] * 1e9) for _, step in rows]
+    same = {"rank": [rank for rank, _ in rows], "step": [step for _, step in rows], "start_ns": starts}
+    number = segment_id(segment, kind, None)
+    return {
+        "segments": {"segment": [number], "name": [segment], "kind": [kind]},
+        "steps": {**same, "duration_ns": took},
+        "events": {
+            **same,
+            "segment": [number] * len(rows),
+            "duration_ns": took,
+            "self_ns": took,
+            "clock": ["host"] * len(rows),
+            "status": ["ok"] * len(rows),
+        },
+    }
 
 
 def _flight(flight: Flight) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from megascope.heatmap.cells import SegmentCells
+from megascope.heatmap.clocks import RankClocks
 from megascope.heatmap.observations import Observations
 from megascope.heatmap.peers import FloatArray, Placement
 from megascope.profiler.topology import Topology
@@ -91,7 +93,5 @@ def observations(job: Job, seed: int) -> Observations:
         counts = np.full(mean.shape, float(count))
         cells.append(SegmentCells(name, kind, ranks, steps, mean * count, counts, start, busy * 1e6, 0))
     step_ms = busy.max(axis=0)
-    where = placement(job.mesh, job.ranks_per_host)
-    return Observations(
-        tuple(cells), where, ranks, steps, step_ms, step_ms[None, :] - busy, np.zeros(len(ranks)), warm_up=(0, 1)
-    )
+    where, clocks = placement(job.mesh, job.ranks_per_host), RankClocks.of_one_host(len(ranks))
+    return Observations(tuple(cells), where, ranks, steps, step_ms, step_ms[None, :] - busy, clocks, warm_up=(0, 1))

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
+
 from megascope.collectors.store import Attempt, Store
 from megascope.dashboards.server import background_server
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
+from megascope.heatmap.matrix import Matrix, segment_matrix
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -177,23 +179,39 @@ _SPANS = """
 
 
 def check_heatmap(page: Page, store: Store, attempt: Attempt) -> int:
-    """Compare every drawn cell (self time) with the mean of its spans; return how many cells have a value."""
+    """Compare every drawn cell of self time; return how many have a value.
+
+    Its value is compared with the mean of its spans, and value, peers, ratio and z with the matrix.
+    """
     segment = page.evaluate("() => window.megascope.widget('heatmap').meta.segment")
     stored = {(row["rank"], row["step"]): row["value"] for row in store.query(_CELLS, [segment], attempt).to_pylist()}
     drawn = drawn_cells(page)
     assert stored, f"no spans of {segment}"
     assert stored.keys() <= drawn.keys()
     for place, cell in drawn.items():
-        value = cell["value"]
-        if place not in stored:
-            assert value is None, f"{place} is drawn as {value}, and nothing was recorded there"
-            continue
-        assert value is not None, f"{place} is drawn as missing"
-        assert math.isclose(value, stored[place], rel_tol=1e-5), (place, value, stored[place])
-        if cell["ratio"] is not None:
-            assert cell["peers"] is not None
-            assert cell["ratio"] > 0
+        assert _same(cell["value"], stored.get(place)), (place, cell["value"], stored.get(place))
+    _check_matrix(drawn, segment_matrix(store, attempt, segment))
     return len(stored)
+
+
+def _check_matrix(drawn: dict[tuple[int, int], dict[str, float | None]], matrix: Matrix) -> None:
+    planes = {"value": matrix.values, "peers": matrix.peers_median, "ratio": matrix.ratio, "z": matrix.z}
+    expected = {
+        (int(rank), int(step)): {name: float(plane[row, column]) for name, plane in planes.items()}
+        for row, rank in enumerate(matrix.ranks)
+        for column, step in enumerate(matrix.steps)
+    }
+    assert drawn.keys() == expected.keys()
+    for place, cell in drawn.items():
+        for name, value in expected[place].items():
+            assert _same(cell[name], value if math.isfinite(value) else None), (place, name, cell[name], value)
+
+
+def _same(drawn: float | None, stored: float | None) -> bool:
+    """Equal to what float32 holds, or both missing."""
+    if drawn is None or stored is None:
+        return drawn is stored
+    return math.isclose(drawn, stored, rel_tol=1e-5, abs_tol=1e-6)
 
 
 def check_timeline(page: Page, store: Store, attempt: Attempt) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its usual name)
+
 from megascope.trainer.config import TrainConfig
 from megascope.trainer.corpus import encode, read_text
 from megascope.trainer.data import Batches, Split
 from megascope.trainer.model import chunk_specs, initial_value
 from megascope.trainer.optim import learning_rate
-from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its usual name)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from megascope.profiler.box import BoxLayout, BoxReader
 from megascope.profiler.metadata import read_metadata
 from megascope.profiler.opening import RecorderSettings
@@ -35,7 +36,9 @@ class Recorded:
             reader.close()
 
     def metadata(self) -> list[dict[str, Any]]:
-        return [line for _, line in read_metadata(self.box.with_suffix(".meta.jsonl"))]
+        """All lines: of the job, then of its steps."""
+        paths = [self.box.with_suffix(".meta.jsonl"), self.box.with_suffix(".steps.jsonl")]
+        return [line for path in paths for _, line in read_metadata(path)]
 
 
 def settings(spool: Path, **changes: Any) -> RecorderSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ class Span:
     """One span; times in milliseconds after the first moment. ``self_ms`` None: all of the duration."""
 
     rank: int
-    step: int
+    step: int | None
     segment: str
     start_ms: float
     duration_ms: float
@@ -37,6 +37,18 @@ def _ns(ms: float | None) -> int | None:
     return None if ms is None else round(ms * MS)
 
 
+def meeting(ranks: int, steps: int, work_ms: Callable[[int, int], float], segment: str = "forward") -> list[Span]:
+    """Spans of a job whose ranks work for ``work_ms(rank, step)`` and then meet in a collective, which is timed."""
+    spans = []
+    for step in range(steps):
+        work = [work_ms(rank, step) for rank in range(ranks)]
+        for rank, took in enumerate(work):
+            at, waits = step * 200.0, max(work) - took + 1.0
+            spans.append(Span(rank, step, segment, at, took))
+            spans.append(Span(rank, step, "all_reduce", at + took, waits, exposed_ms=waits, kind="collective"))
+    return spans
+
+
 def write_spans(
     root: Path,
     spans: Sequence[Span],
@@ -45,8 +57,10 @@ def write_spans(
     hosts: Mapping[int, str] | None = None,
     world_size: int | None = None,
     exit_reason: str | None = "finished",
+    attempt: int = 0,
+    more: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
 ) -> Store:
-    """Write the store of one attempt and open it."""
+    """Write the store of one attempt and open it. ``more`` are rows of further tables; attempts may share a root."""
     mesh = Topology.from_mapping(layout)
     ranks = sorted({span.rank for span in spans})
     places = [mesh.coordinates(rank) for rank in ranks]
@@ -81,11 +95,11 @@ def write_spans(
             "status": [span.status for span in spans],
         },
     }
-    with TableWriter(root, "test") as writer:
-        for table, rows in tables.items():
-            writer.write(table, "job", 0, rows)
+    with TableWriter(root, f"test-{attempt}") as writer:
+        for table, rows in (tables | dict(more or {})).items():
+            writer.write(table, "job", attempt, rows)
         placed = {axis: [place[axis] for place in places] for axis in mesh.names}
         where = {"rank": ranks, "host": [(hosts or {}).get(rank, "node0") for rank in ranks], **placed}
-        writer.write("ranks", "job", 0, where, axes=mesh.names)
+        writer.write("ranks", "job", attempt, where, axes=mesh.names)
         writer.commit()
     return Store(root)

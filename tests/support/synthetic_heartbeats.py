@@ -11,9 +11,12 @@ from .synthetic_job import MS, SEGMENTS, SyntheticJob
 
 
 def heartbeat_rows(job: SyntheticJob, end: int) -> Mapping[str, Sequence[Any]]:
-    """Two heartbeats of each rank, 5 s apart: idle after a clean end, or all waiting for the rank that is stuck."""
+    """Two heartbeats of each rank: idle after a clean end, or all waiting for the rank that is stuck.
+
+    They are 40 s and 60 s after the end: longer than data loading may take once in a while.
+    """
     rows: dict[str, list[Any]] = {name: [] for name in ("rank", "moment_ns", "step", "in_flight", "progress")}
-    for moment in (end + 10_000 * MS, end + 15_000 * MS):
+    for moment in (end + 40_000 * MS, end + 60_000 * MS):
         for rank in range(job.topology.world_size):
             flight, progress = ([], []) if job.stuck is None else _stuck_state(job, rank, job.stuck, end)
             values = (rank, moment, job.steps if job.stuck is not None else job.steps - 1, flight, progress)

@@ -38,10 +38,14 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticJob:
-    """What to generate. ``missing``: (rank, step) pairs without any span; ``stuck``: the rank that hangs at the end."""
+    """What to generate. ``missing``: (rank, step) pairs without any span; ``stuck``: the rank that hangs at the end.
+
+    Steps before ``first_step`` are left out: an earlier part of the same job has written them.
+    """
 
     layout: Mapping[str, int] = field(default_factory=lambda: {"pp": 2, "dp": 2, "tp": 2})
     steps: int = 20
+    first_step: int = 0
     microbatches: int = 4
     slow: Slow | None = None
     missing: Sequence[tuple[int, int]] = ()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
 from megascope.profiler.topology import group_id
 
 from .synthetic_job import IDS, MS, SEGMENTS, SyntheticJob

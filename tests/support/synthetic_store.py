@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
 from megascope.collectors.schemas import RANKS_PER_BLOCK, block_name
 from megascope.collectors.writer import TableWriter
 from megascope.profiler.topology import Topology, group_id
@@ -28,7 +29,7 @@ def write_synthetic_store(root: Path, job: SyntheticJob) -> None:
         ranks = np.arange(job.topology.world_size)
         for first in range(0, len(ranks), RANKS_PER_BLOCK):
             block = ranks[first : first + RANKS_PER_BLOCK]
-            for step in range(0, job.steps, 10):
+            for step in range(job.first_step, job.steps, 10):
                 chunk = np.arange(step, min(step + 10, job.steps))
                 writer.write("events", job.run, job.attempt, span_rows(job, block, chunk), block=block_name(first))
             writer.write("steps", job.run, job.attempt, _steps(job, block), block=block_name(first))
@@ -99,9 +100,10 @@ def _edges(mesh: Topology) -> list[tuple[str, tuple[int, int]]]:
 
 def _steps(job: SyntheticJob, ranks: np.ndarray) -> pa.Table:
     mesh = job.topology
-    step = np.tile(np.arange(job.steps), len(ranks))
-    rank = np.repeat(ranks, job.steps)
-    last = np.array([mesh.coordinates(int(r)).get("pp", 0) == mesh.size("pp") - 1 for r in ranks]).repeat(job.steps)
+    steps = np.arange(job.first_step, job.steps)
+    step = np.tile(steps, len(ranks))
+    rank = np.repeat(ranks, len(steps))
+    last = np.array([mesh.coordinates(int(r)).get("pp", 0) == mesh.size("pp") - 1 for r in ranks]).repeat(len(steps))
     count = len(step)
     loss = 3.0 * np.exp(-step / 40) + 2.0
     return pa.table(
