@@ -30,13 +30,15 @@ CANDIDATE_Z = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Own and peers' time per step in milliseconds, [R, S]; log-ratios [R, S]; and the rows that stand out."""
+    """Own and peers' time per step in milliseconds, [R, S]; log-ratios [R, S]; the rows that stand out; and the rows
+    that were taken out of the yardstick, [R]."""
 
     own: FloatArray
     peers: FloatArray
     logs: FloatArray
     noise: Noise
     raised: tuple[Raised, ...]
+    excluded: npt.NDArray[np.bool_]
 
 
 def typical_excess(one: Raised, comparison: Comparison) -> float:
@@ -62,13 +64,14 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
     spans = np.where(cells.count.sum(axis=0) > 0, cells.count.sum(axis=0), np.nan)
     own, peers = own * spans, peers * spans  # per step from here on
     counts = peer_counts(roles, has_values(logs))
-    raised = [one for one in _candidates(logs, noise, thresholds) if _accused(one, logs, roles, noise, thresholds)]
+    bar = _Bar(logs, roles, counts, thresholds)
+    raised = [one for one in _candidates(logs, noise, thresholds) if bar.is_passed_by(one)]
     rows = {one.row for one in raised}
     raised += [one for one in find_bursts(logs, noise) if one.row not in rows and counts[one.row] > 0]
     rows = {one.row for one in raised}
     raised += [one for one in find_stalls(own, peers, step_ms, thresholds.stall_steps) if one.row not in rows]
     heavy = [one for one in raised if _is_heavy(one, own - peers, step_ms, thresholds)]
-    return Comparison(own, peers, logs, noise, tuple(heavy))
+    return Comparison(own, peers, logs, noise, tuple(heavy), excluded)
 
 
 def _log_ratio(own: FloatArray, peers: FloatArray) -> FloatArray:
@@ -96,22 +99,32 @@ def _excluded(candidates: list[Raised], logs: FloatArray, roles: IntArray) -> np
     return excluded
 
 
-def _accused(one: Raised, logs: FloatArray, roles: IntArray, noise: Noise, thresholds: Thresholds) -> bool:
-    """Whether a candidate passes the thresholds of size, surety, spread and persistence."""
-    counts = peer_counts(roles, has_values(logs))
-    least = thresholds.pair_ratio if counts[one.row] == 1 else thresholds.min_ratio
-    levels = row_median(logs[:, one.first : one.last + 1])
-    between = one.effect / spread_of_others(levels, one.row, roles)
-    length = one.last - one.first + 1
-    needed_z = thresholds.needed_z(len(usable_rows(logs, thresholds.min_steps)), logs.shape[1], length, one.to_the_end)
-    return bool(
-        counts[one.row] > 0
-        and one.effect >= math.log(least)
-        and one.z >= needed_z
-        and between >= thresholds.min_between
-        and length >= (thresholds.min_length if one.to_the_end else thresholds.ended_length)
-        and one.share_beyond >= thresholds.min_share_beyond
-    )
+class _Bar:
+    """The thresholds of size, surety, spread and persistence that a candidate has to pass."""
+
+    def __init__(self, logs: FloatArray, roles: IntArray, counts: IntArray, thresholds: Thresholds) -> None:
+        self._logs, self._roles, self._counts, self._thresholds = logs, roles, counts, thresholds
+        self._usable = len(usable_rows(logs, thresholds.min_steps))
+        self._levels: dict[tuple[int, int], FloatArray] = {}  # by stretch: candidates share theirs more often than not
+
+    def is_passed_by(self, one: Raised) -> bool:
+        """Whether a candidate is to be accused; what costs least is asked first."""
+        limit, peers, length = self._thresholds, self._counts[one.row], one.last - one.first + 1
+        least = limit.pair_ratio if peers == 1 else limit.min_ratio
+        return bool(
+            peers > 0
+            and one.effect >= math.log(least)
+            and one.z >= limit.needed_z(self._usable, self._logs.shape[1], length, one.to_the_end)
+            and length >= (limit.min_length if one.to_the_end else limit.ended_length)
+            and one.share_beyond >= limit.min_share_beyond
+            and one.effect / self._spread_around(one) >= limit.min_between
+        )
+
+    def _spread_around(self, one: Raised) -> float:
+        stretch = one.first, one.last
+        if stretch not in self._levels:
+            self._levels[stretch] = row_median(self._logs[:, one.first : one.last + 1])
+        return spread_of_others(self._levels[stretch], one.row, self._roles)
 
 
 def _is_heavy(one: Raised, excess: FloatArray, step_ms: FloatArray, thresholds: Thresholds) -> bool:

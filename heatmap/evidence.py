@@ -8,6 +8,7 @@ from ..collectors.store import Attempt, Store
 from ..collectors.verdicts import Evidence
 from ..collectors.views import identifier, literal
 from .judge import Finding
+from .verdict import Pattern
 
 
 def gather_evidence(store: Store, attempt: Attempt, finding: Finding) -> tuple[Evidence, ...]:
@@ -22,30 +23,35 @@ def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _where(attempt: Attempt, finding: Finding, ranks: Iterable[int], segment: bool = True) -> str:
-    first, last = finding.steps
-    parts = [
-        f"run = {literal(attempt.run)}",
-        f"attempt = {attempt.attempt}",
-        f"step BETWEEN {first} AND {last}",
-        f"rank IN ({', '.join(str(rank) for rank in ranks)})",
-    ]
-    if segment:
-        parts += [f"segment_name = {literal(finding.segment)}", "status = 'ok'"]
-    return " AND ".join(parts)
-
-
-def _cells(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
+def _spans(attempt: Attempt, columns: str, condition: str) -> str:
+    """Spans of one attempt from its own rows: the view ``spans`` shows a repeated step of the newest attempt only."""
     return (
-        f"SELECT rank, step, avg(self_ns) / 1e6 AS ms FROM spans WHERE {_where(attempt, finding, ranks)} "
-        f"GROUP BY rank, step"
+        f"SELECT {columns} FROM events e JOIN segments s USING (run, attempt, segment) "
+        f"LEFT JOIN ranks r USING (run, attempt, rank) "
+        f"WHERE e.run = {literal(attempt.run)} AND e.attempt = {attempt.attempt} AND {condition}"
     )
 
 
+def _when(finding: Finding, ranks: Iterable[int]) -> str:
+    first, last = finding.steps
+    return f"e.step BETWEEN {first} AND {last} AND e.rank IN ({', '.join(str(rank) for rank in ranks)})"
+
+
+def _cells(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
+    """Mean time of a span, and their number, by rank, step and chunk."""
+    condition = f"{_when(finding, ranks)} AND s.name = {literal(finding.segment)} AND e.status = 'ok'"
+    columns = "e.rank, e.step, coalesce(e.chunk, 0) AS chunk, avg(e.self_ns) / 1e6 AS ms, count(*) AS n"
+    return f"{_spans(attempt, columns, condition)} GROUP BY ALL"
+
+
+def _per_span(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
+    inner = f"SELECT sum(ms * n) / sum(n) AS ms FROM ({_cells(attempt, finding, ranks)}) GROUP BY rank, step"
+    return f"SELECT median(ms) FROM ({inner})"
+
+
 def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
-    sql = f"SELECT median(ms) FROM ({_cells(attempt, finding, [finding.rank])})"
-    own = _value(store, attempt, sql)
-    peers = _value(store, attempt, f"SELECT median(ms) FROM ({_cells(attempt, finding, finding.peers)})")
+    sql = _per_span(attempt, finding, [finding.rank])
+    own, peers = _value(store, attempt, sql), _value(store, attempt, _per_span(attempt, finding, finding.peers))
     if own is None or peers is None:
         return None
     statement = (
@@ -56,16 +62,19 @@ def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
 
 
 def _ratio(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
+    """The culprit's own yardstick: each chunk against the peers' median of the same chunk, weighted by its spans."""
     sql = (
-        f"SELECT median(own.ms / peers.ms) FROM ({_cells(attempt, finding, [finding.rank])}) own JOIN "
-        f"(SELECT step, median(ms) AS ms FROM ({_cells(attempt, finding, finding.peers)}) GROUP BY step) peers "
-        f"USING (step) WHERE peers.ms > 0"
+        f"SELECT exp(median(ln(ratio))) FROM (SELECT sum(own.ms * own.n) / sum(peers.ms * own.n) AS ratio "
+        f"FROM ({_cells(attempt, finding, [finding.rank])}) own JOIN (SELECT step, chunk, median(ms) AS ms "
+        f"FROM ({_cells(attempt, finding, finding.peers)}) GROUP BY step, chunk) peers USING (step, chunk) "
+        f"GROUP BY step) WHERE ratio > 0"
     )
     value = _value(store, attempt, sql)
     if value is None:
         return None
+    of_all = "over all these steps" if finding.pattern == Pattern.INTERMITTENT else "in the median step"
     return Evidence(
-        f"that is x{value:.2f} of the peers' median in the median step, {finding.excess_ms:.1f} ms more per step",
+        f"that is x{value:.2f} of its peers' median, chunk by chunk, {of_all}: {finding.excess_ms:.1f} ms more a step",
         value, 1.0, "events", sql,
     )  # fmt: skip
 
@@ -74,11 +83,9 @@ def _waiting(store: Store, attempt: Attempt, finding: Finding) -> Evidence | Non
     """Communication times contain waiting, so they accuse nobody; but whom the others wait for waits least."""
 
     def sql(ranks: Iterable[int]) -> str:
-        where = _where(attempt, finding, ranks, segment=False)
-        return (
-            f"SELECT median(ms) FROM (SELECT rank, step, sum(exposed_ns) / 1e6 AS ms FROM spans WHERE {where} "
-            f"AND kind IN ('collective', 'p2p') GROUP BY rank, step)"
-        )
+        condition = f"{_when(finding, ranks)} AND s.kind IN ('collective', 'p2p')"
+        waits = _spans(attempt, "e.rank, e.step, sum(e.exposed_ns) / 1e6 AS ms", condition)
+        return f"SELECT median(ms) FROM ({waits} GROUP BY ALL)"
 
     own = _value(store, attempt, sql([finding.rank]))
     peers = _value(store, attempt, sql(finding.peers))
@@ -96,14 +103,13 @@ def _last_to_arrive(store: Store, attempt: Attempt, finding: Finding) -> Evidenc
 
     Left out where it is not clearly more: that neither accuses nor clears anyone.
     """
-    group, sequence = identifier("group"), "sequence"
-    where = _where(attempt, finding, [finding.rank], segment=False)
+    group = f"e.{identifier('group')}"
+    collectives = f"e.step BETWEEN {finding.steps[0]} AND {finding.steps[1]} AND s.kind = 'collective'"
+    own_groups = _spans(attempt, f"DISTINCT {group}", f"{collectives} AND e.rank = {finding.rank}")
+    columns = f"{group} AS g, e.sequence AS q, arg_max(e.rank, e.start_ns) AS last, count(*) AS size"
     inner = (
-        f"SELECT e.{group} AS g, e.{sequence} AS s, arg_max(e.rank, e.start_ns) AS last, count(*) AS size "
-        f"FROM spans e WHERE e.run = {literal(attempt.run)} AND e.attempt = {attempt.attempt} "
-        f"AND e.step BETWEEN {finding.steps[0]} AND {finding.steps[1]} AND e.kind = 'collective' AND e.{group} IN "
-        f"(SELECT DISTINCT {group} FROM spans WHERE {where} AND kind = 'collective') "
-        f"GROUP BY ALL HAVING count(*) > 1 AND count(DISTINCT e.host) = 1"
+        f"{_spans(attempt, columns, f'{collectives} AND {group} IN ({own_groups})')} GROUP BY g, q "
+        f"HAVING count(*) > 1 AND count(DISTINCT r.host) = 1"
     )
     sql = f"SELECT avg((last = {finding.rank})::INT) FROM ({inner})"
     own = _value(store, attempt, sql)

@@ -12,8 +12,9 @@ from .compare import Comparison, compare, typical_excess
 from .detect import Raised, Thresholds, smallest_visible_ratio, spread_of_others, usable_rows
 from .observations import Observations
 from .peers import FloatArray, IntArray, has_values, refine, row_median
-from .synchrony import hides_waiting, leaves_late, measure_lateness
+from .synchrony import MeasuredWaiting
 from .verdict import Abstention, Pattern
+from .victims import sift
 
 DEFAULT_THRESHOLDS = Thresholds()
 
@@ -23,7 +24,8 @@ class Finding:
     """One rank at one segment: what `stragglers` turns into a culprit.
 
     ``excess_ms`` is per step; ``excess_share`` and ``waited_share`` (how much longer others waited) are shares of the
-    job's time in the steps looked at; ``peers`` are the ranks that it was compared with.
+    job's time in the steps looked at; ``peers`` are the ranks that it was compared with: others that stand out are
+    not among them.
     """
 
     rank: int
@@ -61,10 +63,23 @@ class SegmentJudgement:
     compared: frozenset[int]
 
 
+def measured_waiting(seen: Observations) -> MeasuredWaiting | None:
+    """The waiting that was timed; None where no communication was recorded, or no work."""
+    if seen.waits_ms is None or not seen.cells:
+        return None
+    return MeasuredWaiting.of(seen.waits_ms, seen.cells, seen.placement.roles(seen.ranks))
+
+
 def judge_segment(
-    cells: SegmentCells, seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS
+    cells: SegmentCells,
+    seen: Observations,
+    waiting: MeasuredWaiting | None,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
 ) -> SegmentJudgement:
-    """Compare the ranks at one segment of work and accuse those that pass every threshold."""
+    """Compare the ranks at one segment of work and accuse those that pass every threshold.
+
+    ``waiting`` is what `measured_waiting` gives of the same observations.
+    """
     roles = seen.placement.roles(cells.ranks)
     cost = _cost_share(cells, seen)
     comparison = compare(cells, roles, seen.step_ms, thresholds)
@@ -80,17 +95,17 @@ def judge_segment(
         if again is None:
             return SegmentJudgement((), tuple(notes), None, cost, frozenset())
         comparison = again
-    raised, notes_waiting, blind = _without_victims(comparison, cells, roles, seen)
-    notes += notes_waiting
+    sifted = sift(comparison, cells, roles, seen, waiting)
+    notes += sifted.abstained
     usable = usable_rows(comparison.logs, thresholds.min_steps)
     levels = row_median(comparison.logs)
-    for one in raised:  # their mirror images too: a peer that has no other
+    for one in comparison.raised:  # their mirror images too: a peer that has no other
         mirrored = roles == roles[one.row]
         levels[mirrored if mirrored.sum() <= 2 else [one.row]] = np.nan
     visible = None
-    if not blind and len(usable):
+    if not sifted.is_blind and len(usable):
         visible = smallest_visible_ratio(comparison.noise, levels, comparison.logs.shape[1], thresholds)
-    findings = tuple(_finding(one, comparison, cells, roles, seen) for one in raised)
+    findings = tuple(_finding(one, comparison, cells, roles, seen) for one in sifted.raised)
     return SegmentJudgement(findings, tuple(notes), visible, cost, frozenset(int(cells.ranks[row]) for row in usable))
 
 
@@ -127,46 +142,6 @@ def _role_effect(
     return None
 
 
-def _without_victims(
-    comparison: Comparison, cells: SegmentCells, roles: IntArray, seen: Observations
-) -> tuple[list[Raised], list[Abstention], bool]:
-    """Drop those who only wait inside a segment that hides a synchronisation; True if the segment is blind to it."""
-    lateness = measure_lateness(cells, roles, seen.offsets_ns)
-    hidden = hides_waiting(cells, roles, lateness)
-    if not hidden and seen.waits_ms is not None:
-        return list(comparison.raised), [], False
-    kept: list[Raised] = []
-    notes: list[Abstention] = []
-    for one in comparison.raised:
-        excess = typical_excess(one, comparison)
-        late = leaves_late(lateness, one.row, slice(one.first, one.last + 1), excess)
-        if late:
-            kept.append(one)
-        else:
-            notes.append(_waiting_note(cells, one, late))
-    if hidden:
-        reason = (
-            f"{cells.name} contains unmeasured synchronisation: ranks that enter it later show it shorter by as much"
-        )
-        notes.append(Abstention(cells.name, reason))
-    return kept, notes, True
-
-
-def _waiting_note(cells: SegmentCells, one: Raised, late: bool | None) -> Abstention:
-    rank = int(cells.ranks[one.row])
-    if late is None:
-        reason = (
-            f"{cells.name} contains unmeasured synchronisation and the hosts' clocks are not aligned: whether rank "
-            f"{rank} (x{math.exp(one.effect):.2f} of its peers) works or waits there cannot be told"
-        )
-    else:
-        reason = (
-            f"{cells.name} contains unmeasured synchronisation: rank {rank} (x{math.exp(one.effect):.2f} of its peers) "
-            f"does not leave it later than the others, so it waits for them there"
-        )
-    return Abstention(cells.name, reason)
-
-
 def _cost_share(cells: SegmentCells, seen: Observations) -> float:
     """Share of the job's time that the median rank spends in the segment."""
     total = float(np.nansum(seen.step_ms))
@@ -175,7 +150,7 @@ def _cost_share(cells: SegmentCells, seen: Observations) -> float:
 
 
 def _finding(one: Raised, comparison: Comparison, cells: SegmentCells, roles: IntArray, seen: Observations) -> Finding:
-    others = (roles == roles[one.row]) & has_values(comparison.logs)
+    others = (roles == roles[one.row]) & has_values(comparison.logs) & ~comparison.excluded
     peers = tuple(int(rank) for row, rank in enumerate(cells.ranks) if others[row] and row != one.row)
     levels = row_median(comparison.logs[:, one.first : one.last + 1])
     between = one.effect / spread_of_others(levels, one.row, roles)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from ..collectors.store import Attempt, Store
 from ..profiler.errors import UsageError
 from .cells import METRICS, SegmentCells, load_cells, pivot
-from .peers import STAGE_AXIS, FloatArray, IntArray, Placement, row_median
+from .peers import FloatArray, IntArray, Placement
 
 MIN_SPREAD = 0.01
 """Floor of the spread behind z, as a log-ratio: no difference below a percent is called large."""
@@ -107,57 +107,3 @@ def segments_available(store: Store, attempt: Attempt) -> pa.Table:
            FROM spans WHERE step IS NOT NULL GROUP BY ALL ORDER BY self_ms DESC NULLS LAST, segment, kind""",
         attempt=attempt,
     )
-
-
-def rank_segment_table(
-    store: Store, attempt: Attempt, steps: tuple[int, int] | None = None, metric: str = "self"
-) -> pa.Table:
-    """One row a rank and segment: rank, host, stage, segment, kind, spans, steps, own_ms and peers_ms (median over
-    the steps of the mean per span), ratio (median over the steps), z; the largest ratio first."""
-    placement = load_placement(store, attempt)
-    rows: list[dict[str, object]] = []
-    for cells in pivot(load_cells(store, attempt, metric=metric, steps=steps)):
-        rows += _rank_rows(to_matrix(cells, placement, metric), cells, placement)
-    rows.sort(key=lambda row: -(row["ratio"] if isinstance(row["ratio"], float) else 0.0))
-    return pa.Table.from_pylist(rows, schema=_RANK_SEGMENT)
-
-
-_RANK_SEGMENT = pa.schema(
-    [
-        ("rank", pa.int64()),
-        ("host", pa.string()),
-        ("stage", pa.int64()),
-        ("segment", pa.string()),
-        ("kind", pa.string()),
-        ("spans", pa.int64()),
-        ("steps", pa.int64()),
-        ("own_ms", pa.float64()),
-        ("peers_ms", pa.float64()),
-        ("ratio", pa.float64()),
-        ("z", pa.float64()),
-    ]
-)
-
-
-def _rank_rows(matrix: Matrix, cells: SegmentCells, placement: Placement) -> list[dict[str, object]]:
-    spans = cells.count.sum(axis=(0, 2))
-    known = STAGE_AXIS in placement.coordinates
-    stages = placement.coordinate(STAGE_AXIS, matrix.ranks) if known else np.zeros(len(matrix.ranks), np.int64)
-    columns = [row_median(array) for array in (matrix.values, matrix.peers_median, matrix.ratio, matrix.z)]
-    return [
-        {
-            "rank": int(rank),
-            "host": placement.host_of(int(rank)),
-            "stage": int(stages[row]) if stages[row] >= 0 else None,
-            "segment": cells.name,
-            "kind": cells.kind,
-            "spans": int(spans[row]),
-            "steps": int(np.isfinite(matrix.values[row]).sum()),
-            **{
-                key: float(column[row]) if np.isfinite(column[row]) else None
-                for key, column in zip(("own_ms", "peers_ms", "ratio", "z"), columns, strict=True)
-            },
-        }
-        for row, rank in enumerate(matrix.ranks)
-        if spans[row] > 0
-    ]

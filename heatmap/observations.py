@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from ..collectors.store import Attempt, Store
 from .cells import NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
+from .clocks import RankClocks, load_rank_clocks
 from .matrix import load_placement
 from .peers import FloatArray, IntArray, Placement, column_median
 
@@ -20,8 +21,9 @@ class Observations:
     """The input of `judge`: all arrays over the same ranks [R] and steps [S].
 
     ``step_ms`` [S] is the median rank's step time. ``waits_ms`` [R, S] is the exposed time in communication, None
-    where no communication was recorded at all. ``offsets_ns`` [R] aligns host clocks, NaN where unknown.
-    ``missing`` are ranks that the job has and the store does not; ``warm_up`` the steps that were left out.
+    where no communication was recorded at all. ``clocks`` are those of the ranks' hosts. ``missing`` are ranks that the
+    job has and the store does not; ``warm_up`` the steps that were left out; ``stepless`` counts the spans that
+    belong to no step, where none does.
     """
 
     cells: tuple[SegmentCells, ...]
@@ -30,11 +32,12 @@ class Observations:
     steps: IntArray
     step_ms: FloatArray
     waits_ms: FloatArray | None
-    offsets_ns: FloatArray
+    clocks: RankClocks
     missing: tuple[int, ...] = ()
     missing_count: int = 0
     warm_up: tuple[int, ...] = ()
-    unmeasured: tuple[str, ...] = field(default=())
+    unmeasured: tuple[str, ...] = ()
+    stepless: int = 0
 
 
 def observe(
@@ -63,11 +66,12 @@ def observe(
         all_steps,
         _step_times(store, attempt, all_ranks, all_steps, cells),
         _waits(store, attempt, all_ranks, all_steps),
-        _offsets(store, attempt, placement, all_ranks),
+        load_rank_clocks(store, attempt, [placement.host_of(rank) for rank in chosen]),
         missing,
         len(missing) + absent,
         tuple(step for step in warm_up if steps is None or steps[0] <= step <= steps[1]),
         _unmeasured(store, attempt),
+        0 if cells else _stepless(store, attempt),
     )
 
 
@@ -138,16 +142,10 @@ def _grid(table: pa.Table, column: str, ranks: IntArray, steps: IntArray) -> Flo
     return result
 
 
-def _offsets(store: Store, attempt: Attempt, placement: Placement, ranks: IntArray) -> FloatArray:
-    """Offset of each rank's host clock: zero on a single host; else the newest that `clock_offsets` has."""
-    if len(set(placement.hosts)) <= 1:
-        return np.zeros(len(ranks))
-    table = store.query(
-        "SELECT host, arg_max(offset_ns, moment_ns) AS offset_ns FROM clock_offsets GROUP BY host", attempt=attempt
-    )
-    known = dict(zip(table["host"].to_pylist(), table["offset_ns"].to_pylist(), strict=True))
-    found = [known.get(placement.host_of(int(rank)) or "") for rank in ranks]
-    return np.array([np.nan if offset is None else float(offset) for offset in found])
+def _stepless(store: Store, attempt: Attempt) -> int:
+    """Spans without a step, in an attempt that has no span with one."""
+    table = store.query("SELECT count(*) AS spans FROM events HAVING count(step) = 0", attempt=attempt)
+    return int(table["spans"][0].as_py()) if table.num_rows else 0
 
 
 def _unmeasured(store: Store, attempt: Attempt) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from ..collectors.store import Attempt, Store
 from ..profiler.vocabulary import SegmentKind
 from .detect import Thresholds
 from .evidence import gather_evidence
-from .judge import DEFAULT_THRESHOLDS, Finding, SegmentJudgement, judge_segment, per_rank
+from .hosts import by_host, hosts_of_stages
+from .judge import DEFAULT_THRESHOLDS, Finding, SegmentJudgement, judge_segment, measured_waiting, per_rank
 from .observations import Observations, observe
 from .verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Outcome, StragglerVerdict, severity
 
@@ -34,11 +35,13 @@ NOT_IN_THIS_VERSION = (
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the observations came to, before evidence is gathered."""
+    """What the observations came to, before evidence is gathered: one finding a rank, and every (rank, segment) that
+    is slow, also beside a rank's costliest."""
 
     outcome: Outcome
     findings: tuple[Finding, ...]
     abstained: tuple[Abstention, ...]
+    slow: frozenset[tuple[int, str]] = frozenset()
 
 
 def find_stragglers(
@@ -54,16 +57,22 @@ def find_stragglers(
     """
     seen = observe(store, attempt, steps=steps, ranks=None if ranks is None else list(ranks))
     judgement = judge(seen)
-    culprits = []
-    for finding, hosted in _by_host(judgement.findings, seen)[:MAX_CULPRITS]:
-        culprits.append(_culprit(finding, hosted, seen, gather_evidence(store, attempt, finding)))
+    joined = by_host(judgement.findings, judgement.slow, seen)
+    culprits = [
+        _culprit(finding, ranks, seen, gather_evidence(store, attempt, finding))
+        for finding, ranks in joined[:MAX_CULPRITS]
+    ]
+    notes = list(judgement.abstained)
+    if len(joined) > MAX_CULPRITS:
+        more = len(joined) - MAX_CULPRITS
+        notes.append(Abstention("culprits", f"{more} more findings cost less and are not listed"))
     return StragglerVerdict(
         run=attempt.run,
         attempt=attempt.attempt,
         data_age_s=store.data_age_s(attempt),
         verdict=judgement.outcome,
         culprits=tuple(culprits),
-        abstained=(*judgement.abstained, *NOT_IN_THIS_VERSION),
+        abstained=(*notes, *NOT_IN_THIS_VERSION),
     )
 
 
@@ -72,8 +81,10 @@ def judge(seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> Ju
     blocking = _data_missing(seen, thresholds)
     if not seen.cells:
         return Judgement(Outcome.INSUFFICIENT, (), tuple(blocking))
-    judgements = {(one.name, one.kind): judge_segment(one, seen, thresholds) for one in seen.cells}
-    findings = per_rank([finding for one in judgements.values() for finding in one.findings])
+    waiting = measured_waiting(seen)
+    judgements = {(one.name, one.kind): judge_segment(one, seen, waiting, thresholds) for one in seen.cells}
+    everything = [finding for one in judgements.values() for finding in one.findings]
+    findings = per_rank(everything)
     blocking += _not_judged(judgements, seen)
     notes = [note for one in judgements.values() for note in one.abstained]
     notes += [Abstention(name, "none of its spans has a time that can be trusted") for name in seen.unmeasured]
@@ -84,21 +95,22 @@ def judge(seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> Ju
     reason = f"a delay of fewer than {thresholds.min_length} steps is not looked for, unless a single step stalls"
     notes.append(Abstention("short-trouble", reason))
     outcome = Outcome.FINDINGS if findings else Outcome.INSUFFICIENT if blocking else Outcome.HEALTHY
-    return Judgement(outcome, tuple(findings), tuple(_unique([*blocking, *notes])))
+    slow = frozenset((finding.rank, finding.segment) for finding in everything)
+    return Judgement(outcome, tuple(findings), tuple(_unique([*blocking, *notes])), slow)
 
 
 def _data_missing(seen: Observations, thresholds: Thresholds) -> list[Abstention]:
     """Reasons against the word healthy that lie in what was recorded."""
     reasons = []
     if not seen.cells:
-        where = f" ({', '.join(seen.unmeasured)} ran, but without times that can be trusted)" if seen.unmeasured else ""
-        reasons.append(Abstention("events", f"no timed span of work in these steps and ranks{where}"))
+        reasons.append(_no_cells(seen))
     if len(seen.steps) < thresholds.healthy_steps and seen.cells:
         reason = f"only {len(seen.steps)} steps after warm-up, at least {thresholds.healthy_steps} are needed"
         reasons.append(Abstention("steps", reason))
     if seen.missing_count:
         named = f" (rank {', '.join(str(rank) for rank in seen.missing[:8])})" if seen.missing else ""
         reasons.append(Abstention("coverage", f"{seen.missing_count} ranks of the job have no data{named}"))
+    reasons += _stages_on_one_host(seen)
     if len(seen.ranks) == 1:
         reasons.append(Abstention("peers", "a single rank has no peers to compare it with"))
     elif seen.waits_ms is None and seen.cells:
@@ -109,6 +121,31 @@ def _data_missing(seen: Observations, thresholds: Thresholds) -> list[Abstention
         )
         reasons.append(Abstention("communication", reason))
     return reasons
+
+
+def _no_cells(seen: Observations) -> Abstention:
+    """Why there is nothing to compare."""
+    if seen.stepless:
+        reason = (
+            f"no step was marked: the {seen.stepless} spans belong to no step, and ranks are compared step by step "
+            f"(mark them with megascope.step)"
+        )
+        return Abstention("steps", reason)
+    where = f" ({', '.join(seen.unmeasured)} ran, but without times that can be trusted)" if seen.unmeasured else ""
+    return Abstention("events", f"no timed span of work in these steps and ranks{where}")
+
+
+def _stages_on_one_host(seen: Observations) -> list[Abstention]:
+    """Stages that run on one host alone, in a job of several: a slow host cannot be told from its stage's work."""
+    stages = hosts_of_stages(seen)
+    if len(set().union(*stages.values())) < 2:
+        return []
+    return [
+        Abstention("hosts", f"stage {stage} runs on {host} alone: whether that host is slow cannot be told")
+        for stage, hosts in sorted(stages.items())
+        if stage >= 0 and len(hosts) == 1
+        for host in hosts
+    ]
 
 
 def _not_judged(judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations) -> list[Abstention]:
@@ -140,29 +177,6 @@ def _not_judged(judgements: dict[tuple[str, str], SegmentJudgement], seen: Obser
 
 def _unique(abstained: Iterable[Abstention]) -> list[Abstention]:
     return list(dict.fromkeys(abstained))
-
-
-def _by_host(findings: Sequence[Finding], seen: Observations) -> list[tuple[Finding, tuple[int, ...]]]:
-    """Findings with their ranks: where all ranks of a host are slow at the same, the host is, not each rank.
-
-    Only where the host has several ranks, and their stages have ranks on other hosts too.
-    """
-    hosts = set(seen.placement.hosts)
-    result: list[tuple[Finding, tuple[int, ...]]] = []
-    taken: set[int] = set()
-    slow = {(finding.rank, finding.segment) for finding in findings}
-    for finding in findings:
-        if finding.rank in taken:
-            continue
-        host = seen.placement.host_of(finding.rank)
-        ranks = [
-            int(rank) for rank, place in zip(seen.placement.ranks, seen.placement.hosts, strict=True) if place == host
-        ]
-        whole = len(hosts) > 1 and len(ranks) > 1 and all((rank, finding.segment) in slow for rank in ranks)
-        members = tuple(ranks) if whole else (finding.rank,)
-        taken.update(members)
-        result.append((finding, members))
-    return result
 
 
 def _culprit(finding: Finding, ranks: tuple[int, ...], seen: Observations, evidence: tuple[Evidence, ...]) -> Culprit:

@@ -113,6 +113,9 @@ class StragglerVerdict:
         return f"{describe(first)}.{tail}"
 
 
+_NOTHING_LOST = "the others did not wait for it, so no time was lost"
+
+
 def describe(culprit: Culprit) -> str:
     """One culprit in words: who, where, how much, since when, and at what cost."""
     ranks = ", ".join(str(rank) for rank in culprit.ranks)
@@ -122,7 +125,7 @@ def describe(culprit: Culprit) -> str:
         who, on = f"Host {', '.join(culprit.hosts)} (ranks {ranks})", ""
     first, last = culprit.steps
     when = f"step {first}" if first == last else f"steps {first} to {last}"
-    lost = f"{culprit.lost_share:.1%} of the job's time lost" if culprit.lost_share >= 0.0005 else "hidden by slack"
+    lost = f"{culprit.lost_share:.1%} of the job's time lost" if culprit.lost_share >= 0.0005 else _NOTHING_LOST
     return (
         f"{who}{on} took x{culprit.ratio:.2f} of its peers' time in {culprit.segment}, {when} "
         f"({culprit.pattern}, {lost})"

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from megascope.heatmap import verdict as straggler_verdict
-from megascope.viz3d import verdict as hang_verdict
 
 from megascope.cli import VERBS
+from megascope.heatmap import verdict as straggler_verdict
+from megascope.viz3d import verdict as hang_verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])

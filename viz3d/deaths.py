@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..collectors.store import Attempt, Store
+from .actions import parse_actions
+from .clocks import NO_CLOCKS, Clocks, load_clocks
 
 SAME_LOOK_NS = 1_500_000_000
 """Deaths noticed within this time cannot be ordered by when they were noticed: the agent looks twice a second, and
 one rank's death makes the launcher end the others."""
 
-AFTERMATH = ("connection", "peer", "reset", "timed out", "timeout", "broken pipe", "socket", "unhandled system")
-"""Words of exceptions that a rank raises because another one is gone."""
+SAME_RAISE_NS = 100_000_000
+"""Exceptions raised within this time are taken for the same trouble on several ranks."""
+
+AFTERMATH_TYPES = frozenset(
+    {
+        "BrokenPipeError",
+        "ConnectionAbortedError",
+        "ConnectionError",
+        "ConnectionRefusedError",
+        "ConnectionResetError",
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "PeerLostError",
+    }
+)
+"""Exceptions that a rank raises because another one is gone."""
+
+AFTERMATH_PHRASES = (
+    "broken pipe",
+    "closed by peer",
+    "connection closed",
+    "connection refused",
+    "connection reset",
+    "peer closed connection",
+    "socket timeout",
+    "timed out after",
+    "timed out waiting",
+    "unhandled system error",
+)
+"""What messages of exceptions of other types say then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
     """The end of a rank's process that was not meant. ``state``: gone, zombie or exception; ``active_ns`` is the last
-    moment at which the rank is known to have done something."""
+    moment at which the rank is known to have done something. Both moments are on the reference clock where the clock
+    of its ``host`` is known, else on the host's own."""
 
     rank: int
     state: str
@@ -28,6 +59,7 @@ class Death:
     type: str | None = None
     message: str | None = None
     active_ns: int | None = None
+    host: str | None = None
 
     @property
     def is_exception(self) -> bool:
@@ -37,30 +69,59 @@ class Death:
     @property
     def is_aftermath(self) -> bool:
         """Whether its exception speaks of others: a connection that broke, a peer that is gone."""
-        text = f"{self.type} {self.message}".lower()
-        return self.is_exception and any(word in text for word in AFTERMATH)
+        if not self.is_exception:
+            return False
+        message = (self.message or "").lower()
+        name = (self.type or "").rpartition(".")[2]
+        return name in AFTERMATH_TYPES or any(phrase in message for phrase in AFTERMATH_PHRASES)
 
 
-def load_deaths(store: Store, attempt: Attempt) -> list[Death]:
-    """All deaths that agents noticed, one a rank (an exception explains the death that follows it), by moment."""
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """Deaths by moment, the clocks that order them, and whether agents noted them as they came."""
+
+    all: tuple[Death, ...]
+    clocks: Clocks = NO_CLOCKS
+    noted: bool = True
+
+
+def load_deaths(store: Store, attempt: Attempt) -> Deaths:
+    """All deaths that agents noticed, one a rank: an exception explains the death that follows it."""
     rows = store.query("SELECT actions FROM incidents WHERE actions IS NOT NULL", attempt=attempt).to_pylist()
     deaths = parse_deaths(action for row in rows for action in parse_actions(row["actions"]))
+    return _placed(store, attempt, deaths, noted=True)
+
+
+def gone_processes(store: Store, attempt: Attempt) -> Deaths:
+    """Deaths that nobody noted: ranks whose last heartbeat says that the process is gone, since the first that does."""
+    rows = store.query(
+        """SELECT rank, arg_max(process_state, moment_ns) AS last,
+               min(moment_ns) FILTER (process_state IN ('gone', 'zombie')) AS since_ns
+           FROM heartbeats GROUP BY rank HAVING last IN ('gone', 'zombie')""",
+        attempt=attempt,
+    ).to_pylist()
+    found = [Death(int(row["rank"]), str(row["last"]), int(row["since_ns"])) for row in rows]
+    return _placed(store, attempt, found, noted=False)
+
+
+def _placed(store: Store, attempt: Attempt, deaths: Sequence[Death], *, noted: bool) -> Deaths:
+    """With hosts and last activity, on the reference clock, by moment."""
     if not deaths:
-        return []
+        return Deaths((), noted=noted)
     table = store.query(
         "SELECT rank, max(start_ns + coalesce(duration_ns, 0)) AS active_ns FROM events GROUP BY rank", attempt=attempt
     )
     active = dict(zip(table["rank"].to_pylist(), table["active_ns"].to_pylist(), strict=True))
-    return [Death(one.rank, one.state, one.moment_ns, one.type, one.message, active.get(one.rank)) for one in deaths]
-
-
-def parse_actions(text: str | None) -> list[Mapping[str, Any]]:
-    """The JSON list of an incident's actions; empty for what is no such list."""
-    try:
-        found = json.loads(text or "[]")
-    except ValueError:
-        return []
-    return [action for action in found if isinstance(action, dict)] if isinstance(found, list) else []
+    places = store.query("SELECT rank, host FROM ranks", attempt=attempt)
+    hosts = dict(zip(places["rank"].to_pylist(), places["host"].to_pylist(), strict=True))
+    clocks = load_clocks(store, attempt)
+    found = []
+    for one in deaths:
+        host, last = hosts.get(one.rank), active.get(one.rank)
+        aligned = None if last is None else clocks.aligned_ns(host, last)
+        moment = clocks.aligned_ns(host, one.moment_ns)
+        found.append(replace(one, moment_ns=moment, active_ns=aligned, host=host))
+    return Deaths(tuple(sorted(found, key=lambda one: (one.moment_ns, one.rank))), clocks, noted)
 
 
 def parse_deaths(actions: Iterable[Mapping[str, Any]]) -> list[Death]:
@@ -82,33 +143,58 @@ def parse_deaths(actions: Iterable[Mapping[str, Any]]) -> list[Death]:
     return sorted(by_rank.values(), key=lambda one: (one.moment_ns, one.rank))
 
 
-def first_deaths(deaths: Sequence[Death], waiting: set[int]) -> list[Death]:
+def first_deaths(deaths: Sequence[Death], waiting: set[int], clocks: Clocks = NO_CLOCKS) -> list[Death]:
     """The deaths that the others followed from; ``waiting``: ranks last seen waiting.
 
     A rank that says that its peer is gone, or that was waiting for one, is a victim if anyone else died. A rank's own
     exception counts from its own moment. Of ranks that went without a word in the same look, the one that was
-    active least recently stopped first.
+    active least recently stopped first. Deaths on hosts whose clocks cannot be compared are not ordered by time.
     """
     own = [death for death in deaths if not death.is_aftermath]
     if not own:
         return list(deaths[:1])
-    raised = [death for death in own if death.is_exception]
+    raised = _earliest([death for death in own if death.is_exception], SAME_RAISE_NS, clocks)
     silent = [death for death in own if not death.is_exception]
-    not_waiting = [death for death in silent if death.rank not in waiting] or silent
-    first_silent = _first_silent(not_waiting)
-    first_raised = [death for death in raised if death.moment_ns - raised[0].moment_ns <= 10**8] if raised else []
-    if not first_silent or not first_raised:
-        return first_silent or first_raised
+    silent = _least_active([death for death in silent if death.rank not in waiting] or silent, clocks)
+    if not silent or not raised:
+        return silent or raised
     # A silent death is noticed after it happened: an exception shortly before may still have followed from it.
-    if first_raised[0].moment_ns <= first_silent[0].moment_ns:
-        return first_raised
-    return first_silent
+    # Where the clocks do not tell, the rank that said why it ended is believed.
+    gap = clocks.uncertainty_ns(silent[0].host, raised[0].host)
+    if gap is None or raised[0].moment_ns <= silent[0].moment_ns + gap:
+        return raised
+    return silent
 
 
-def _first_silent(silent: Sequence[Death]) -> list[Death]:
-    if not silent:
-        return []
-    together = [death for death in silent if death.moment_ns - silent[0].moment_ns <= SAME_LOOK_NS]
+def _earliest(deaths: Sequence[Death], together_ns: int, clocks: Clocks) -> list[Death]:
+    """Deaths that no other surely came before; those of one look are not ordered among themselves."""
+    first: dict[str | None, Death] = {}
+    for death in deaths:
+        known = first.setdefault(death.host, death)
+        if death.moment_ns < known.moment_ns:
+            first[death.host] = death
+
+    def is_later(death: Death) -> bool:
+        gaps = ((other, clocks.uncertainty_ns(other.host, death.host)) for other in first.values())
+        return any(gap is not None and other.moment_ns + together_ns + gap < death.moment_ns for other, gap in gaps)
+
+    return sorted((one for one in deaths if not is_later(one)), key=lambda one: (one.moment_ns, one.rank))
+
+
+def _least_active(silent: Sequence[Death], clocks: Clocks) -> list[Death]:
+    """Of the silent deaths that came first, the one that was active least recently, as far as clocks tell."""
+    together = _earliest(silent, SAME_LOOK_NS, clocks)
     if any(death.active_ns is None for death in together):
         return together
-    return [min(together, key=lambda death: (death.active_ns or 0, death.rank))]
+    quiet: dict[str | None, Death] = {}
+    for death in sorted(together, key=lambda one: (one.active_ns or 0, one.rank)):
+        quiet.setdefault(death.host, death)
+    left = []
+    for death in quiet.values():
+        gaps = ((other, clocks.uncertainty_ns(other.host, death.host)) for other in quiet.values() if other != death)
+        if not any(gap is not None and (other.active_ns or 0) + gap < (death.active_ns or 0) for other, gap in gaps):
+            left.append(death)
+    return left
+
+
+__all__ = ["Death", "Deaths", "first_deaths", "gone_processes", "load_deaths", "parse_actions", "parse_deaths"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .graph import WaitGraph, build_graph
 from .placement import Point, axis_of_dimension, place_ranks
-from .snapshot import Flight, RankState, Snapshot
+from .states import Flight, RankState, Snapshot
 from .verdict import CulpritKind, HangVerdict
 
 if TYPE_CHECKING:
@@ -73,9 +73,16 @@ class Scene:
         return {state: found[state] for state in NodeState if found[state]}
 
 
-def build_scene(snapshot: Snapshot, verdict: HangVerdict | None = None, rank: int | None = None) -> Scene:
-    """The picture of a snapshot. ``rank`` is a rank whose own waits are shown beside those for the culprits."""
-    graph = build_graph(snapshot)
+def build_scene(
+    snapshot: Snapshot, verdict: HangVerdict | None = None, rank: int | None = None, graph: WaitGraph | None = None
+) -> Scene:
+    """The picture of a snapshot. ``rank`` is a rank whose own waits are shown beside those for the culprits.
+
+    ``graph`` is what the verdict was read from, as `hang.diagnose_with_graph` gives it with its snapshot; without it
+    the waits are taken from the snapshot alone, and know neither mismatches nor what usually runs beside work.
+    """
+    if graph is None:
+        graph = build_graph(snapshot)
     accused = verdict.culprits if verdict is not None else ()
     culprits = {each for culprit in accused for each in culprit.ranks}
     dead = {each for culprit in accused if culprit.kind == CulpritKind.DEAD for each in culprit.ranks}

@@ -6,10 +6,11 @@ to the ranks that it lacks. That keeps the graph as small as what is in flight, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .snapshot import Flight, RankState, Snapshot
+from .operations import is_one_way
+from .states import Flight, RankState, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,12 @@ def build_graph(
 
 
 def _is_weak(state: RankState, flight: Flight, beside: frozenset[str]) -> bool:
-    if flight.is_send:
+    if flight.kind == "p2p" and flight.sends is not False:
         return True
     work = state.innermost_work()
     if work is None:
         return False
-    return (flight.begun_ns or 0) < (work.begun_ns or 0) or flight.segment in beside or flight.is_receive
+    return (flight.begun_ns or 0) < (work.begun_ns or 0) or flight.segment in beside or flight.kind == "p2p"
 
 
 def _operation(
@@ -148,141 +149,10 @@ def _peer_joined(snapshot: Snapshot, rank: int, flight: Flight) -> bool:
     if state is None or not state.is_present:
         return False
     toward = [other for other in state.flights if other.group == flight.group and other.peer == rank]
-    if any(other.is_send != flight.is_send and other.sequence == flight.sequence for other in toward):
+    same = [flight.sends is not None and other.sends == flight.sends for other in toward]
+    if any(other.sequence == flight.sequence and not alike for other, alike in zip(toward, same, strict=True)):
         return True
-    if any(other.is_send == flight.is_send for other in toward):
+    if any(same):
         return False
     group = snapshot.groups.get(flight.group)
-    one_way = group is not None and any(word in group.kind for word in ("forward", "backward"))
-    return one_way and state.issued(flight.group) >= flight.sequence
-
-
-def components(edges: Mapping[int, Iterable[int]]) -> list[list[int]]:
-    """Strongly connected components, those without a way out first (Tarjan 1972, without recursion)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    found: list[list[int]] = []
-    for start in edges:
-        if start in index:
-            continue
-        path = [(start, iter(edges.get(start, ())))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        on_stack.add(start)
-        while path:
-            node, successors = path[-1]
-            for successor in successors:
-                if successor not in index:
-                    index[successor] = low[successor] = len(index)
-                    stack.append(successor)
-                    on_stack.add(successor)
-                    path.append((successor, iter(edges.get(successor, ()))))
-                    break
-                if successor in on_stack:
-                    low[node] = min(low[node], index[successor])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == index[node]:
-                    at = _last_index(stack, node)
-                    part = stack[at:]
-                    del stack[at:]
-                    on_stack.difference_update(part)
-                    found.append(part)
-    return found
-
-
-def _last_index(stack: Sequence[int], node: int) -> int:
-    at = len(stack) - 1
-    while stack[at] != node:
-        at -= 1
-    return at
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Where the chains of waits end: ranks that wait for nobody, and knots of ranks that wait for each other."""
-
-    ranks: tuple[int, ...]
-    knots: tuple[tuple[int, ...], ...]
-
-
-def find_ends(graph: WaitGraph) -> Ends:
-    """Ends of all chains of waits: see `Ends`. A rank that nobody waits for and that waits for nobody is none."""
-    ends = _ends(_number(graph))
-    single = sorted(ranks[0] for ranks in ends if ranks[0] not in graph.waits)
-    knots = sorted(tuple(ranks) for ranks in ends if ranks[0] in graph.waits)
-    return Ends(tuple(single), tuple(knots))
-
-
-def untie(graph: WaitGraph, snapshot: Snapshot, knot: tuple[int, ...]) -> tuple[int | None, list[tuple[int, ...]]]:
-    """Leave out a knot's weak waits: the rank that is then free and stopped first, or the knots that remain."""
-    held = WaitGraph()
-    for rank in knot:
-        strong = [wait for wait in graph.waits[rank] if not wait.weak]
-        if strong:
-            held.waits[rank] = strong
-    numbered = _number(held, within=set(knot))
-    for rank in knot:
-        numbered.setdefault(rank, [])
-    ends = _ends(numbered)
-    free = [ranks[0] for ranks in ends if ranks[0] not in held.waits]
-    if free:
-        return min(free, key=lambda rank: _stalled_since(snapshot, rank)), []
-    return None, [tuple(ranks) for ranks in ends]
-
-
-def _ends(numbered: Mapping[int, list[int]]) -> list[list[int]]:
-    """The ranks of every component that no edge leaves."""
-    parts = components(numbered)
-    home = {node: number for number, part in enumerate(parts) for node in part}
-    ends = []
-    for number, part in enumerate(parts):
-        ranks = sorted(node for node in part if node >= 0)
-        if ranks and all(home[successor] == number for node in part for successor in numbered.get(node, ())):
-            ends.append(ranks)
-    return ends
-
-
-def _stalled_since(snapshot: Snapshot, rank: int) -> tuple[int, int]:
-    """Moment at which a rank's innermost work began: the root of a stall is the first to stop moving."""
-    state = snapshot.states.get(rank)
-    work = state.innermost_work() if state is not None else None
-    return (work.begun_ns if work is not None and work.begun_ns is not None else 2**63, rank)
-
-
-def _number(graph: WaitGraph, within: set[int] | None = None) -> dict[int, list[int]]:
-    """Edges rank -> operation -> rank, of the ranks ``within`` only if given; operations are numbered -1, -2, ..."""
-    edges: dict[int, list[int]] = {}
-    numbers: dict[int, int] = {}
-    for rank, waits in graph.waits.items():
-        own = edges.setdefault(rank, [])
-        for wait in waits:
-            number = numbers.get(id(wait.operation))
-            if number is None:
-                number = numbers[id(wait.operation)] = -1 - len(numbers)
-                absent = [other for other in wait.operation.absent if within is None or other in within]
-                edges[number] = absent
-                for other in absent:
-                    edges.setdefault(other, [])
-            own.append(number)
-    return edges
-
-
-def waiters_of(graph: WaitGraph, roots: Iterable[int]) -> set[int]:
-    """Ranks whose chain of waits reaches one of the roots; the roots themselves are not among them."""
-    targets = set(roots)
-    backwards: dict[int, list[int]] = {}
-    for node, successors in _number(graph).items():
-        for successor in successors:
-            backwards.setdefault(successor, []).append(node)
-    seen, todo = set(targets), list(targets)
-    while todo:
-        for node in backwards.get(todo.pop(), ()):
-            if node not in seen:
-                seen.add(node)
-                todo.append(node)
-    return {node for node in seen if node >= 0} - targets
+    return group is not None and is_one_way(group.kind) and state.issued(flight.group) >= flight.sequence

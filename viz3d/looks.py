@@ -1,131 +1,139 @@
-"""Two looks at a job: who moved in between, who is stuck, and what that makes of the whole."""
+"""Two looks at a job: who moved in between, who stands still, and what that makes of the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from .graph import WaitGraph, build_graph, waiters_of
+from .ends import Waiters
+from .graph import WaitGraph, build_graph
 from .history import History, NoHistory
 from .mismatch import Root, deviants, find_mismatches
+from .pace import KnownPace, Pace
 from .roots import name_roots
-from .snapshot import RankState, Snapshot
-from .verdict import Abstention, CulpritKind, State
+from .states import Snapshot
+from .stillness import Stillness, watch
+from .verdict import Abstention, CulpritKind, State, listed
 
-NS_PER_S = 1e9
+SLOW_S = 10.0
+"""From so long a wait on (or a whole step, if that is longer) somebody is said to hold the others up."""
+
+SUSPECTED = 0.5
+"""Factor on the confidence in a root that is not proven to be stuck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What two looks at a job came to, before evidence is gathered."""
+    """What two looks at a job came to, before evidence is gathered; the graph of waits is the later look's."""
 
     state: State
     roots: tuple[Root, ...] = ()
     waiting: frozenset[int] = frozenset()
     explained: frozenset[int] = frozenset()
     abstained: tuple[Abstention, ...] = ()
+    graph: WaitGraph = field(default_factory=WaitGraph, compare=False)
 
 
 def compare_looks(
     earlier: Snapshot,
     later: Snapshot,
     history: History | None = None,
-    longest_s: Mapping[str, float] | None = None,
+    pace: Pace | None = None,
 ) -> Diagnosis:
-    """Judge two snapshots of a job: hang, slow, running or inconclusive, with the roots.
+    """Judge two looks at a job: hang, slow, running or inconclusive, with the roots.
 
-    ``longest_s`` gives the longest that each segment has taken before, seconds: who is in one for less than twice
-    that (or less than ten seconds) is not called stuck.
+    A rank counts as still only if it is in both looks, at two moments, and did nothing in between; one that was seen
+    once neither moved nor stands still. How long a root must stand still for a hang is `Stillness.needed_s`.
     """
-    past = history or NoHistory()
+    past, pace = history or NoHistory(), pace or KnownPace()
     if not later.states:
         reason = "there are no heartbeats and no snapshot of what is in flight"
         return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason),))
     mismatches = find_mismatches(later, past)
     graph = build_graph(later, past.asynchronous(), deviants(mismatches))
-    moved = ranks_that_moved(earlier, later)
+    still = watch(earlier, later, graph, pace)
+    notes = _notes(later, still)
     alive = {rank for rank, state in later.states.items() if not state.has_ended}
-    notes = _notes(earlier, later)
-    if moved and moved >= alive:
-        return Diagnosis(State.RUNNING, abstained=notes)
-    if not earlier.states or all(state.moment_ns == later.moment_ns for state in earlier.states.values()):
+    if not still.seen_twice:
         reason = "there is only one look at each rank: a second one, some seconds later, tells stuck from slow"
-        return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason), *notes))
+        return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason), *notes), graph=graph)
+    if still.moved and still.moved >= alive & still.seen_twice:
+        return Diagnosis(State.RUNNING, abstained=notes, graph=graph)
     roots = name_roots(later, graph, past, mismatches)
-    waiting = frozenset(graph.waiting()) | {rank for root in roots for rank in _held_up(root, later, graph)}
-    accused = {rank for root in roots for rank in root.ranks}
-    explained = frozenset(waiters_of(graph, accused)) - accused
-    state = _state(later, roots, moved, longest_s or {})
-    if state == State.RUNNING:
-        return Diagnosis(state, abstained=notes)
-    if state == State.SLOW:
-        roots = [root for root in roots if set(root.ranks) & moved]
+    state, kept, more = _judge(later, roots, still, pace)
+    if not kept:
+        return Diagnosis(state, abstained=(*more, *notes), graph=graph)
+    waiting = frozenset(graph.waiting()) | {rank for root in kept for rank in _held_up(root, later, graph)}
+    accused = {rank for root in kept for rank in root.ranks}
+    explained = frozenset(Waiters.of(graph).waiting_for(accused))
     victims = waiting - accused
-    return Diagnosis(state, tuple(roots), frozenset(victims), explained & victims, notes)
-
-
-def ranks_that_moved(earlier: Snapshot, later: Snapshot) -> set[int]:
-    """Ranks that did anything between the two looks: a step, a span, an operation, or another thing in flight."""
-    return {
-        rank
-        for rank, state in later.states.items()
-        if (before := earlier.states.get(rank)) is not None and _what_is_done(before) != _what_is_done(state)
-    }
-
-
-def _what_is_done(state: RankState) -> tuple[object, ...]:
-    flights = frozenset((one.segment, one.group, one.sequence, one.begun_ns) for one in state.flights)
-    return (state.step, state.spans, tuple(sorted(state.progress.items())), flights)
+    return Diagnosis(state, tuple(kept), frozenset(victims), explained & victims, (*more, *notes), graph)
 
 
 def _held_up(root: Root, snapshot: Snapshot, graph: WaitGraph) -> set[int]:
-    """Members of an operation that everyone joined and nobody completes, except the accused."""
-    if root.group is None or root.kind not in (CulpritKind.NETWORK, CulpritKind.DEVICE_STUCK):
+    """Members of an operation that everyone joined and nobody completes."""
+    if root.group is None or root.kind != CulpritKind.NETWORK:
         return set()
     operation = graph.joined.get((root.group, root.sequence or 0))
     return set(operation.members) & set(snapshot.states) if operation else set()
 
 
-def _state(later: Snapshot, roots: Sequence[Root], moved: set[int], longest_s: Mapping[str, float]) -> State:
-    """What the job is doing, given its roots and who moved between the looks."""
-    if not roots:
-        return State.RUNNING if moved else State.INCONCLUSIVE
+def _judge(
+    later: Snapshot, roots: Sequence[Root], still: Stillness, pace: Pace
+) -> tuple[State, list[Root], list[Abstention]]:
+    """What the job is doing, the roots that are named for it, and what is to be said of that."""
     firm = [root for root in roots if root.kind != CulpritKind.NETWORK]
-    still = [root for root in firm if not set(root.ranks) & moved]
     if not firm:
-        return State.INCONCLUSIVE if not moved else State.RUNNING
-    if still and not all(_is_usual(root, later, longest_s) for root in still):
-        return State.HANG
-    if still:
-        return State.RUNNING
-    oldest = max((_waits_since_s(later, rank) for rank in later.states), default=0.0)
-    return State.SLOW if oldest >= 10.0 else State.RUNNING
+        return (State.RUNNING, [], []) if still.moved else (State.INCONCLUSIVE, list(roots), [])
+    stuck = [root for root in firm if still.is_stuck(root)]
+    if stuck:
+        doubtful = [root for root in firm if root not in stuck and not still.has_moved(root)]
+        return State.HANG, [*stuck, *(_suspected(root) for root in doubtful)], []
+    suspects = [_suspected(root) for root in firm]
+    if _all_lag(later, firm):
+        reason = (
+            f"the ranks that are waited for are on {', '.join(later.lagging[:4])}, whose newest data is old: its clock "
+            f"is behind, or it fell silent"
+        )
+        return State.INCONCLUSIVE, suspects, [Abstention("clocks", reason)]
+    step_s = pace.step_s()
+    if still.longest_wait_s() >= max(SLOW_S, step_s or 0.0):
+        return State.SLOW, suspects, [_why_not_stuck(firm[0], still)]
+    if not still.moved and step_s is None:
+        return State.INCONCLUSIVE, [], [Abstention("steps", "it is still starting: no step has been completed yet")]
+    return State.RUNNING, [], []
 
 
-def _is_usual(root: Root, later: Snapshot, longest_s: Mapping[str, float]) -> bool:
-    """Whether a rank at work is in its segment no longer than it may well be."""
-    state = later.states.get(root.ranks[0])
-    work = state.innermost_work() if state is not None else None
-    if root.kind != CulpritKind.HOST_STUCK or state is None or work is None or work.begun_ns is None:
-        return False
-    if state.process_state == "stopped":
-        return False
-    return (state.moment_ns - work.begun_ns) / NS_PER_S < 2 * longest_s.get(work.segment, 0.0)
+def _suspected(root: Root) -> Root:
+    return replace(root, confidence=round(root.confidence * SUSPECTED, 3))
 
 
-def _waits_since_s(later: Snapshot, rank: int) -> float:
-    """Age of the oldest operation that a rank has in flight, seconds."""
-    state = later.states[rank]
-    begun = [flight.begun_ns for flight in state.flights if flight.communicates and flight.begun_ns is not None]
-    return (state.moment_ns - min(begun)) / NS_PER_S if begun else 0.0
+def _all_lag(later: Snapshot, roots: Sequence[Root]) -> bool:
+    lagging = frozenset(later.lagging)
+    return bool(lagging) and all(later.hosts.get(rank) in lagging for root in roots for rank in root.ranks)
 
 
-def _notes(earlier: Snapshot, later: Snapshot) -> tuple[Abstention, ...]:
+def _why_not_stuck(root: Root, still: Stillness) -> Abstention:
+    who = f"rank {listed(root.ranks)}" if len(root.ranks) == 1 else f"ranks {listed(root.ranks)}"
+    if still.has_moved(root):
+        return Abstention("hang", f"{who} did something between the two looks, so it is slow rather than stuck")
+    stood_s, needed_s = still.stood_s(root), still.needed_s(root)
+    reason = f"{who} has stood still for {stood_s:.0f} s at least, and is called stuck from {needed_s:.0f} s on"
+    return Abstention("hang", reason)
+
+
+def _notes(later: Snapshot, still: Stillness) -> tuple[Abstention, ...]:
     notes = []
     if later.missing:
-        listed = ", ".join(str(rank) for rank in later.missing[:8]) + (", ..." if len(later.missing) > 8 else "")
-        notes.append(Abstention("coverage", f"{len(later.missing)} ranks have no fresh heartbeat: {listed}"))
-    unseen = [rank for rank in later.states if rank not in earlier.states]
-    if unseen and earlier.states:
-        notes.append(Abstention("heartbeats", f"{len(unseen)} ranks were seen only once"))
+        reason = f"{len(later.missing)} ranks have no fresh heartbeat: {listed(later.missing)}"
+        notes.append(Abstention("coverage", reason))
+    if later.lagging:
+        reason = (
+            f"the newest data of {', '.join(later.lagging[:8])} is older than that of other hosts, and their clocks "
+            f"are not aligned: their ranks are taken as last seen"
+        )
+        notes.append(Abstention("clocks", reason))
+    once = sorted(set(later.states) - still.seen_twice)
+    if once and still.seen_twice:
+        notes.append(Abstention("heartbeats", f"{len(once)} ranks were seen only once: {listed(once)}"))
     return tuple(notes)

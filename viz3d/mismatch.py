@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .history import History
-from .snapshot import Flight, Snapshot
+from .states import Flight, RankState, Snapshot
 from .verdict import CulpritKind
 
 
@@ -69,48 +69,56 @@ def _mismatch(snapshot: Snapshot, history: History, group: int, sequence: int, b
     return Root(deviants, CulpritKind.MISMATCH, confidence, segment, group, sequence, why=why)
 
 
-def went_past(snapshot: Snapshot, history: History, rank: int, group: int) -> bool:
-    """Whether a rank is at a point of its step that it usually reaches with more operations issued in ``group``.
+class Programs:
+    """What ranks have issued at the points of their steps, against their own past and ranks in the same place."""
 
-    Its earlier steps tell how many; where there are none, ranks that hold the same place in other groups do.
-    """
-    state = snapshot.states[rank]
-    for own in state.flights:
-        if own.group is None or own.sequence is None or own.group == group or own.kind != "collective":
-            continue
-        if state.step is not None:
-            expected = history.expected_issued(rank, state.step, own.group, own.sequence, group)
-            if expected is not None:
-                return state.issued(group) < expected
-        if _peers_are_ahead(snapshot, rank, group, own):
-            return True
-    return False
+    def __init__(self, snapshot: Snapshot, history: History) -> None:
+        self._snapshot, self._history = snapshot, history
+        self._group_of: dict[tuple[int, str], int] = {
+            (member, name.kind): number for number, name in snapshot.groups.items() for member in name.ranks
+        }
+        self._of_stage: dict[int, list[RankState]] = defaultdict(list)
+        for rank, state in snapshot.states.items():
+            self._of_stage[snapshot.stage_of(rank)].append(state)
 
+    def went_past(self, rank: int, group: int) -> bool:
+        """Whether a rank is at a point of its step that it usually reaches with more operations issued in ``group``.
 
-def _peers_are_ahead(snapshot: Snapshot, rank: int, group: int, own: Flight) -> bool:
-    """Whether most ranks of the same stage that stand at the same point, in ``own``, issued more in such groups.
-
-    Ranks that have completed it went on since, and ranks that have not come to it yet may still issue more before it.
-    """
-    name, own_name = snapshot.groups.get(group), snapshot.groups.get(own.group or 0)
-    if name is None or own_name is None or own.sequence is None:
+        Its earlier steps tell how many; where there are none, ranks that hold the same place in other groups do.
+        """
+        state = self._snapshot.states[rank]
+        for own in state.flights:
+            if own.group is None or own.sequence is None or own.group == group or own.kind != "collective":
+                continue
+            if state.step is not None:
+                expected = self._history.expected_issued(rank, state.step, own.group, own.sequence, group)
+                if expected is not None:
+                    return state.issued(group) < expected
+            if self._peers_are_ahead(state, group, own):
+                return True
         return False
-    group_of: dict[tuple[int, str], int] = {
-        (member, one.kind): number
-        for number, one in snapshot.groups.items()
-        if one.kind in (name.kind, own_name.kind)
-        for member in one.ranks
-    }
-    state, stage = snapshot.states[rank], snapshot.stage_of(rank)
-    ahead = peers = 0
-    for other, theirs in snapshot.states.items():
-        there, here = group_of.get((other, name.kind)), group_of.get((other, own_name.kind))
-        if other in name.ranks or snapshot.stage_of(other) != stage or there is None or here is None:
-            continue
-        if theirs.completed(here) < own.sequence <= theirs.issued(here):
-            peers += 1
-            ahead += theirs.issued(there) > state.issued(group)
-    return 2 * ahead > peers
+
+    def _peers_are_ahead(self, state: RankState, group: int, own: Flight) -> bool:
+        """Whether most ranks of the same stage that stand at the same point, in ``own``, issued more in such groups.
+
+        Ranks that have completed it went on since, and ranks that have not come to it yet may still issue more
+        before it.
+        """
+        groups = self._snapshot.groups
+        name, own_name = groups.get(group), groups.get(own.group or 0)
+        if name is None or own_name is None or own.sequence is None:
+            return False
+        inside = frozenset(name.ranks)
+        ahead = peers = 0
+        for theirs in self._of_stage[self._snapshot.stage_of(state.rank)]:
+            there = self._group_of.get((theirs.rank, name.kind))
+            here = self._group_of.get((theirs.rank, own_name.kind))
+            if theirs.rank in inside or there is None or here is None:
+                continue
+            if theirs.completed(here) < own.sequence <= theirs.issued(here):
+                peers += 1
+                ahead += theirs.issued(there) > state.issued(group)
+        return 2 * ahead > peers
 
 
 def deviants(mismatches: Iterable[Root]) -> Mapping[tuple[int, int], tuple[int, ...]]:
@@ -129,11 +137,12 @@ def find_skipped(snapshot: Snapshot, history: History, ranks: Iterable[int]) -> 
     what is in flight.
     """
     roots = []
+    programs = Programs(snapshot, history)
     for rank in ranks:
         state = snapshot.states.get(rank)
         flights = [] if state is None else [flight for flight in state.flights if flight.kind == "collective"]
         for group in dict.fromkeys(flight.group for flight in flights if flight.group is not None):
-            if went_past(snapshot, history, rank, group):
+            if programs.went_past(rank, group):
                 first = min((flight for flight in flights if flight.group == group), key=lambda one: one.sequence or 0)
                 why = "it is past a point of its step that it usually reaches with one operation more in the group"
                 roots.append(

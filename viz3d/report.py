@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .verdict import HangCulprit, HangVerdict, State, describe
+from .verdict import HangCulprit, HangVerdict, State, describe, listed, plain_age
 
 _STYLES = {
     State.HANG: "bold red",
@@ -22,7 +22,7 @@ MAX_LISTED = 16
 
 def render(verdict: HangVerdict) -> RenderableType:
     """The sentence, a table of roots, their evidence, coverage, and what could not be told."""
-    age = "" if verdict.data_age_s is None else f", newest data {max(verdict.data_age_s, 0):.0f} s old"
+    age = "" if verdict.data_age_s is None else f", newest data {plain_age(verdict.data_age_s)} old"
     parts: list[RenderableType] = [
         Text(f"{verdict.verdict.upper()}: {verdict.sentence()}", _STYLES[verdict.verdict]),
         Text(f"run {verdict.run}, attempt {verdict.attempt}{age}", "dim"),
@@ -62,5 +62,5 @@ def _table(culprits: tuple[HangCulprit, ...]) -> Table:
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
-    more = f", ... ({len(ranks)} in all)" if len(ranks) > MAX_LISTED else ""
-    return ", ".join(str(rank) for rank in ranks[:MAX_LISTED]) + more
+    more = f" ({len(ranks)} in all)" if len(ranks) > MAX_LISTED else ""
+    return listed(ranks, MAX_LISTED) + more

@@ -1,16 +1,17 @@
-"""The state of all ranks at a moment: from their heartbeats, or from what an incident froze."""
+"""Looks at a job: the state of all ranks at a moment, from their heartbeats or from what an incident froze."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..collectors.store import Attempt, Store
-from ..profiler.vocabulary import WAITING_KINDS
+from .actions import parse_actions
+from .clocks import Clocks, load_clocks
+from .states import Flight, RankState, Snapshot
 from .verdict import GroupName
 
-DEAD_STATES = frozenset({"gone", "zombie"})
 STALE_NS = 30 * 10**9
 """A rank whose newest heartbeat is so much older than the newest of all counts as without data."""
 
@@ -18,90 +19,15 @@ RUN_COLUMNS = frozenset({"run", "attempt", "rank", "host", "local_rank", "device
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A segment that has begun and not ended, as in a heartbeat."""
+class _Job:
+    """What does not change from look to look."""
 
-    segment: str
-    kind: str
-    group: int | None = None
-    sequence: int | None = None
-    peer: int | None = None
-    microbatch: int | None = None
-    begun_ns: int | None = None
-
-    @property
-    def communicates(self) -> bool:
-        """Whether it is an operation with other ranks, numbered in its group."""
-        return self.kind in WAITING_KINDS and self.group is not None and self.sequence is not None
-
-    @property
-    def is_receive(self) -> bool:
-        """Whether it is a point-to-point operation that gets data: told by its name."""
-        return self.kind == "p2p" and "recv" in self.segment.lower()
-
-    @property
-    def is_send(self) -> bool:
-        """Whether it is a point-to-point operation that gives data."""
-        return self.kind == "p2p" and not self.is_receive
-
-
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """One rank at a moment. ``progress`` maps a group to the last sequence numbers (issued, completed)."""
-
-    rank: int
-    moment_ns: int
-    step: int | None = None
-    flights: tuple[Flight, ...] = ()
-    progress: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    process_state: str | None = None
-    spans: int | None = None
-
-    def issued(self, group: int) -> int:
-        """Last sequence number that the rank issued in a group; 0 if none."""
-        flying = (flight.sequence for flight in self.flights if flight.group == group and flight.sequence is not None)
-        return max(self.progress.get(group, (0, 0))[0], max(flying, default=0))
-
-    def completed(self, group: int) -> int:
-        """Last sequence number that the rank completed in a group; 0 if none."""
-        return self.progress.get(group, (0, 0))[1]
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the process is gone without having said so."""
-        return self.process_state in DEAD_STATES
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process is gone, or has closed its black box."""
-        return self.is_dead or self.process_state == "exited"
-
-    @property
-    def is_present(self) -> bool:
-        """Whether the process can take part in anything: not ended, not stopped."""
-        return not self.has_ended and self.process_state != "stopped"
-
-    def innermost_work(self) -> Flight | None:
-        """The open segment of the rank's own work that began last."""
-        work = [flight for flight in self.flights if flight.kind not in WAITING_KINDS]
-        return max(work, key=lambda flight: flight.begun_ns or 0, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All ranks at a moment. ``missing`` are ranks that the job has and that have no (fresh) data."""
-
-    moment_ns: int
-    states: Mapping[int, RankState]
     groups: Mapping[int, GroupName]
     hosts: Mapping[int, str]
     coordinates: Mapping[int, Mapping[str, int | None]]
-    axes: tuple[str, ...] = ()
-    missing: tuple[int, ...] = ()
-
-    def stage_of(self, rank: int) -> int:
-        """Index on the pipeline axis, 0 without one."""
-        return self.coordinates.get(rank, {}).get("pp") or 0
+    axes: tuple[str, ...]
+    expected: frozenset[int]
+    clocks: Clocks
 
 
 def take_snapshot(store: Store, attempt: Attempt, moment_ns: int | None = None) -> Snapshot:
@@ -109,10 +35,30 @@ def take_snapshot(store: Store, attempt: Attempt, moment_ns: int | None = None) 
 
     Where the store has no heartbeats at all, what the newest incident froze is taken.
     """
-    rows = _newest_heartbeats(store, attempt, moment_ns)
-    states = {int(row["rank"]): _state(row) for row in rows} or _frozen(store, attempt, moment_ns)
-    newest = max((state.moment_ns for state in states.values()), default=0)
-    fresh = {rank: state for rank, state in states.items() if state.has_ended or newest - state.moment_ns <= STALE_NS}
+    return take_looks(store, attempt, 0, moment_ns)[1]
+
+
+def take_looks(
+    store: Store, attempt: Attempt, apart_ns: int, moment_ns: int | None = None
+) -> tuple[Snapshot, Snapshot]:
+    """Two looks at a job, the earlier one first.
+
+    The later one is `take_snapshot`. The earlier one has each rank at its newest heartbeat that is at least
+    ``apart_ns`` older than the rank's own in the later look: hosts report at different times. A rank without one is
+    not in it. Frozen looks are the two snapshots of the newest incident.
+    """
+    job = _load_job(store, attempt)
+    newest = _newest_heartbeats(store, attempt, job, moment_ns)
+    if not newest:
+        return _frozen_looks(store, attempt, job, moment_ns)
+    later = _snapshot(job, newest)
+    if apart_ns <= 0:
+        return later, later
+    before = _heartbeats_before(store, attempt, apart_ns, {state.rank: state.moment_ns for state in newest.values()})
+    return replace(later, states={rank: before[rank] for rank in later.states if rank in before}), later
+
+
+def _load_job(store: Store, attempt: Attempt) -> _Job:
     groups = {
         int(row["group"]): GroupName(str(row["kind"]), tuple(sorted(row["ranks"])))
         for row in store.query("SELECT * FROM groups", attempt=attempt).to_pylist()
@@ -123,25 +69,89 @@ def take_snapshot(store: Store, attempt: Attempt, moment_ns: int | None = None) 
     expected = set(places) | {rank for group in groups.values() for rank in group.ranks}
     if attempt.world_size is not None and len(expected) < attempt.world_size:
         expected |= set(range(attempt.world_size))
-    return Snapshot(
-        newest,
-        fresh,
+    return _Job(
         groups,
         {rank: str(row["host"]) for rank, row in places.items()},
         {rank: {axis: row.get(axis) for axis in axes} for rank, row in places.items()},
         axes,
-        tuple(sorted(expected - set(fresh))),
+        frozenset(expected),
+        load_clocks(store, attempt),
     )
 
 
-def _newest_heartbeats(store: Store, attempt: Attempt, moment_ns: int | None) -> list[dict[str, Any]]:
-    bound = "" if moment_ns is None else f"WHERE moment_ns <= {int(moment_ns)}"
-    sql = f"""
-        SELECT * FROM heartbeats SEMI JOIN
-            (SELECT rank, max(moment_ns) AS moment_ns FROM heartbeats {bound} GROUP BY rank) newest
-            USING (rank, moment_ns)"""
-    rows: list[dict[str, Any]] = store.query(sql, attempt=attempt).to_pylist()
-    return rows
+def _snapshot(job: _Job, states: Mapping[int, RankState], incident: str | None = None) -> Snapshot:
+    """A look of these states, without those that are stale on a clock that they share with fresher ones."""
+    moments = {rank: job.clocks.aligned_ns(job.hosts.get(rank), state.moment_ns) for rank, state in states.items()}
+    newest = max(moments.values(), default=0)
+    several = len(set(job.hosts.values())) > 1
+    shared: dict[str, int] = {}  # the newest moment on every clock: all known ones are one
+    clock_of = {rank: _clock_name(job, rank) if several else "" for rank in states}
+    for rank, moment in moments.items():
+        shared[clock_of[rank]] = max(shared.get(clock_of[rank], 0), moment)
+    fresh = {
+        rank: state
+        for rank, state in states.items()
+        if state.has_ended or shared[clock_of[rank]] - moments[rank] <= STALE_NS
+    }
+    lagging = tuple(sorted(host for host, moment in shared.items() if host and newest - moment > STALE_NS))
+    missing = tuple(sorted(job.expected - set(fresh)))
+    return Snapshot(newest, fresh, job.groups, job.hosts, job.coordinates, job.axes, missing, lagging, incident)
+
+
+def _clock_name(job: _Job, rank: int) -> str:
+    """The clock of a rank's moments: the reference (an empty name), or its host's own where that is not aligned."""
+    host = job.hosts.get(rank, "")
+    return "" if host in job.clocks.known else host
+
+
+_ALIGNED = """SELECT beats.*, beats.moment_ns + coalesce(clocks.offset_ns, 0)
+        + coalesce(round(clocks.drift_ppb * 1e-9 * (beats.moment_ns - clocks.moment_ns))::BIGINT, 0) AS aligned_ns
+    FROM heartbeats beats LEFT JOIN ranks USING (rank) LEFT JOIN
+        (SELECT * FROM clock_offsets WHERE uncertainty_ns IS NOT NULL
+         QUALIFY row_number() OVER (PARTITION BY host ORDER BY moment_ns DESC) = 1) clocks
+        ON clocks.host = ranks.host"""
+"""Heartbeats with their moments on the reference clock, as `clocks` has it."""
+
+
+def _newest_heartbeats(store: Store, attempt: Attempt, job: _Job, moment_ns: int | None) -> dict[int, RankState]:
+    if moment_ns is None:
+        source, bound = "heartbeats", ""
+    elif job.clocks.known:
+        source, bound = f"({_ALIGNED})", f"WHERE aligned_ns <= {int(moment_ns)}"
+    else:
+        source, bound = "heartbeats", f"WHERE moment_ns <= {int(moment_ns)}"
+    return _states(
+        store,
+        attempt,
+        f"""SELECT * FROM heartbeats SEMI JOIN
+            (SELECT rank, max(moment_ns) AS moment_ns FROM {source} {bound} GROUP BY rank) newest
+            USING (rank, moment_ns)""",
+    )
+
+
+def _heartbeats_before(
+    store: Store, attempt: Attempt, apart_ns: int, newest: Mapping[int, int]
+) -> dict[int, RankState]:
+    """Each rank's newest heartbeat at least ``apart_ns`` before the given moment of its own."""
+    if not newest:
+        return {}
+    by_moment: dict[int, list[int]] = {}
+    for rank, moment in newest.items():
+        by_moment.setdefault(moment, []).append(rank)
+    given = ", ".join(f"({moment}, {ranks})" for moment, ranks in by_moment.items())
+    return _states(
+        store,
+        attempt,
+        f"""WITH later AS (SELECT unnest(ranks) AS rank, moment_ns FROM (VALUES {given}) given(moment_ns, ranks))
+            SELECT * FROM heartbeats SEMI JOIN
+            (SELECT rank, max(beats.moment_ns) AS moment_ns FROM heartbeats beats JOIN later USING (rank)
+             WHERE beats.moment_ns <= later.moment_ns - {int(apart_ns)} GROUP BY rank) earlier
+            USING (rank, moment_ns)""",
+    )
+
+
+def _states(store: Store, attempt: Attempt, sql: str) -> dict[int, RankState]:
+    return {int(row["rank"]): _state(row) for row in store.query(sql, attempt=attempt).to_pylist()}
 
 
 def _state(row: Mapping[str, Any]) -> RankState:
@@ -170,28 +180,46 @@ def _flight(row: Mapping[str, Any]) -> Flight:
     )
 
 
-def _frozen(store: Store, attempt: Attempt, moment_ns: int | None) -> dict[int, RankState]:
-    """From `in_flight`: the last snapshot of the newest incident. Without progress, what is in flight was issued."""
-    incidents = store.query("SELECT incident, opened_ns FROM incidents", attempt=attempt).to_pylist()
-    known = {str(row["incident"]): int(row["opened_ns"]) for row in incidents}
-    if moment_ns is not None:
-        known = {incident: opened for incident, opened in known.items() if opened <= moment_ns}
+def _frozen_looks(store: Store, attempt: Attempt, job: _Job, moment_ns: int | None) -> tuple[Snapshot, Snapshot]:
+    """The snapshots of the newest incident; both the same where it has only one."""
+    rows = store.query("SELECT incident, opened_ns, actions FROM incidents", attempt=attempt).to_pylist()
+    known = [row for row in rows if moment_ns is None or int(row["opened_ns"]) <= moment_ns]
     if not known:
-        return {}
-    newest = max(known, key=lambda incident: known[incident])
-    rows = store.query("SELECT * FROM in_flight WHERE incident = ?", [newest], attempt=attempt).to_pylist()
-    return freeze(rows, known[newest])
+        return _snapshot(job, {}), _snapshot(job, {})
+    newest = max(known, key=lambda row: int(row["opened_ns"]))
+    name, opened_ns = str(newest["incident"]), int(newest["opened_ns"])
+    frozen = store.query("SELECT * FROM in_flight WHERE incident = ?", [name], attempt=attempt).to_pylist()
+    moments = {
+        int(one["snapshot"]): int(one["moment_ns"])
+        for one in parse_actions(newest["actions"])
+        if one.get("action") == "snapshot" and "snapshot" in one and "moment_ns" in one
+    }
+    looks = []
+    for number in sorted({int(row["snapshot"]) for row in frozen} or {1}):
+        # An incident that does not say when it looked still looked twice, the second time after the first.
+        moment = moments.get(number, opened_ns + number - 1)
+        states = freeze((row for row in frozen if int(row["snapshot"]) == number), moment)
+        looks.append(_snapshot(job, _with_idle(states, job), name))
+    return looks[0], looks[-1]
 
 
 def freeze(rows: Iterable[Mapping[str, Any]], moment_ns: int) -> dict[int, RankState]:
-    """Rows of `in_flight` of one incident to the ranks' states; only each rank's last snapshot counts."""
+    """Rows of one snapshot in `in_flight` to the ranks' states. Without progress, what is in flight was issued."""
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_rank.setdefault(int(row["rank"]), []).append(row)
     states = {}
     for rank, own in by_rank.items():
-        last = max(int(row["snapshot"]) for row in own)
-        chosen = [row for row in own if int(row["snapshot"]) == last]
-        flights = sorted((_flight(row) for row in chosen), key=lambda flight: flight.begun_ns or 0)
-        states[rank] = RankState(rank, moment_ns, chosen[0]["step"], tuple(flights))
+        flights = sorted((_flight(row) for row in own), key=lambda flight: flight.begun_ns or 0)
+        states[rank] = RankState(rank, moment_ns, own[0]["step"], tuple(flights))
     return states
+
+
+def _with_idle(states: Mapping[int, RankState], job: _Job) -> dict[int, RankState]:
+    """With the ranks that had nothing in flight: an agent freezes all ranks of its host at once."""
+    looked_at = {job.hosts[rank]: state.moment_ns for rank, state in states.items() if rank in job.hosts}
+    idle = {rank: RankState(rank, looked_at[host]) for rank, host in job.hosts.items() if host in looked_at}
+    return {**idle, **states}
+
+
+__all__ = ["STALE_NS", "Flight", "RankState", "Snapshot", "freeze", "take_looks", "take_snapshot"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,7 +12,8 @@ from ..collectors.verdicts import Abstention, Evidence
 
 
 class State(StrEnum):
-    """What the job is doing."""
+    """What the job is doing. ``SLOW``: it moves, or has only begun to stall; ``FINISHED``: it has ended without a crash
+    (interrupted, or without saying whether it was done, is told in ``abstained``)."""
 
     HANG = "hang"
     CRASHED = "crashed"
@@ -47,8 +49,20 @@ class GroupName:
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        listed = ", ".join(str(rank) for rank in self.ranks[:8])
-        return f"{self.kind} [{listed}{', ...' if len(self.ranks) > 8 else ''}]"
+        return f"{self.kind} [{listed(self.ranks)}]"
+
+
+def listed(ranks: Sequence[int], most: int = 8) -> str:
+    """Ranks in words, at most so many of them."""
+    return ", ".join(str(rank) for rank in ranks[:most]) + (", ..." if len(ranks) > most else "")
+
+
+def plain_age(seconds: float) -> str:
+    """A duration in the unit that reads best."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,8 @@ class HangVerdict:
             reason = f": {self.abstained[0].reason}" if self.abstained else ""
             return _PLAIN[self.verdict] + reason + "."
         text = "; ".join(describe(one) for one in self.culprits[:3])
+        if self.verdict in _SUSPICIONS:
+            text = f"{_SUSPICIONS[self.verdict]}, suspected: {text}"
         if len(self.culprits) > 3:
             text += f"; and {len(self.culprits) - 3} more"
         covered = f" This explains {self.explained} of {self.victims} waiting ranks." if self.victims else ""
@@ -101,10 +117,15 @@ class HangVerdict:
 _PLAIN = {
     State.HANG: "The job hangs, and no root was found",
     State.CRASHED: "The job crashed, and no root was found",
-    State.SLOW: "The job is slow but moves",
+    State.SLOW: "The job moves, or has only begun to stall",
     State.RUNNING: "The job is running",
     State.FINISHED: "The job has ended",
     State.INCONCLUSIVE: "It cannot be told what the job is doing",
+}
+
+_SUSPICIONS = {
+    State.SLOW: _PLAIN[State.SLOW],
+    State.INCONCLUSIVE: _PLAIN[State.INCONCLUSIVE],
 }
 
 _WORDS = {
@@ -122,8 +143,7 @@ _WORDS = {
 
 def describe(culprit: HangCulprit) -> str:
     """One root in words."""
-    listed = ", ".join(str(rank) for rank in culprit.ranks[:8]) + (", ..." if len(culprit.ranks) > 8 else "")
-    who = f"Rank {listed}" if len(culprit.ranks) == 1 else f"Ranks {listed}"
+    who = f"{'Rank' if len(culprit.ranks) == 1 else 'Ranks'} {listed(culprit.ranks)}"
     on = f" on {', '.join(culprit.hosts[:4])}" if culprit.hosts else ""
     what = _WORDS.get(culprit.kind, str(culprit.kind))
     of = " of" if culprit.kind == CulpritKind.MISSING_CALL else " in"
@@ -149,5 +169,7 @@ __all__ = [
     "HangVerdict",
     "State",
     "describe",
+    "listed",
+    "plain_age",
     "to_json",
 ]

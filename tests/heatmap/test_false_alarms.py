@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+
 from megascope.heatmap.judge import Finding
 from megascope.heatmap.stragglers import judge
 from megascope.heatmap.verdict import Outcome
@@ -102,3 +105,16 @@ def test_a_short_bad_stretch_is_no_straggler(first: int, last: int) -> None:
 def test_a_long_bad_stretch_is_named_though_it_has_ended() -> None:
     found = findings(Job(mesh=SMALL, slow=[Slow(1, "forward", 1.6, 30, 79)]), 10)
     assert [[(one.rank, one.pattern) for one in each] for each in found] == [[(1, "one-off")]] * 10
+
+
+def test_thousands_of_ranks_of_which_many_are_slow_are_judged_in_seconds() -> None:
+    """Every tenth of 2048 ranks: work that grows with ranks times culprits would take a minute."""
+    quiet = Noise(span_sigma=0.05, tail_share=0.0, drift_sigma=0.02, bias=0.0)
+    slow = [Slow(rank, "forward", 1.3, rank % 30) for rank in range(0, 2048, 10)]
+    mesh = Topology.of(pp=2, dp=512, tp=2)
+    seen = observations(Job(mesh=mesh, steps=100, chunks=1, segments={"forward": 5.0}, noise=quiet, slow=slow), 1)
+    began = time.perf_counter()
+    found = judge(seen).findings
+    took = time.perf_counter() - began
+    assert {one.rank for one in found} == {one.rank for one in slow}
+    assert took < 25, took

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
+
 from megascope.heatmap.figure import MAX_ROWS, bin_rows, heatmap_figure
 from megascope.heatmap.matrix import Matrix
 from megascope.profiler.errors import UsageError

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+
 from megascope.heatmap.peers import Placement, others_median, peer_counts, peers_median, refine
 from megascope.profiler.topology import Topology
 from support.noisy_job import placement

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from megascope.collectors.store import Store
 from megascope.heatmap.report import render
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Outcome, StragglerVerdict, to_json
-from rich.console import Console
-from support.span_store import Span, write_spans
+from support.span_store import Span, meeting, write_spans
 from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
 
 
@@ -92,8 +94,14 @@ def test_steps_and_ranks_can_be_chosen(slow_store: Store) -> None:
     assert any("single rank" in one.reason for one in alone.abstained)
 
 
+def uneven(rank: int, step: int) -> float:
+    """Work of a healthy rank, ms: a few percent up and down."""
+    return 20 * (1 + 0.01 * ((rank * 7 + step * 3) % 5))
+
+
 def test_an_even_job_is_healthy(tmp_path: Path) -> None:
-    verdict = verdict_of(tmp_path, SyntheticJob(steps=33))
+    store = write_spans(tmp_path / "store", meeting(4, 33, uneven), layout={"dp": 4})
+    verdict = find_stragglers(store, store.attempt())
     assert verdict.verdict == Outcome.HEALTHY
     assert verdict.sentence() == "No rank is slower than its peers."
 
@@ -116,13 +124,8 @@ def test_without_evidence_nobody_is_called_healthy(tmp_path: Path, job: Syntheti
 
 
 def test_a_slow_host_is_one_finding(tmp_path: Path) -> None:
-    spans = []
-    for step in range(30):
-        for rank in range(8):
-            factor = 1.4 if rank in {2, 3} else 1.0
-            jitter = 1 + 0.01 * ((rank * 7 + step * 3) % 5)
-            spans.append(Span(rank, step, "forward", step * 100, 20 * factor * jitter))
-            spans.append(Span(rank, step, "all_reduce", step * 100 + 50, 9, exposed_ms=9.0, kind="collective"))
+    """Its hosts' clocks are unknown: that the others wait for its ranks shows without them."""
+    spans = meeting(8, 30, lambda rank, step: (1.4 if rank in {2, 3} else 1.0) * uneven(rank, step))
     hosts = {rank: f"node{rank // 2}" for rank in range(8)}
     store = write_spans(tmp_path / "store", spans, layout={"dp": 8}, hosts=hosts)
     [culprit] = find_stragglers(store, store.attempt()).culprits
@@ -141,24 +144,27 @@ def test_unmeasured_segments_are_told_and_not_counted_as_zero(tmp_path: Path) ->
 
 def test_communication_times_accuse_nobody(tmp_path: Path) -> None:
     """The last to arrive has the shortest collective; whoever has the longest only waits."""
-    spans = []
-    for step in range(33):
-        for rank in range(4):
-            wait = 50.0 if rank == 2 else 5.0
-            spans.append(Span(rank, step, "forward", step * 100, 20.0 + 0.1 * ((rank + step) % 3)))
-            at = step * 100 + 30
-            spans.append(Span(rank, step, "all_reduce", at, wait, exposed_ms=wait, kind="collective"))
+    spans = meeting(4, 33, lambda rank, step: 5.0 if rank == 2 else uneven(rank, step))
     store = write_spans(tmp_path / "store", spans, layout={"dp": 4})
-    assert find_stragglers(store, store.attempt()).verdict == Outcome.HEALTHY
+    waits = store.query(
+        "SELECT rank, avg(exposed_ns) AS ns FROM spans WHERE kind = 'collective' GROUP BY 1"
+    ).to_pylist()
+    assert max(waits, key=lambda row: row["ns"])["rank"] == 2
+    assert find_stragglers(store, store.attempt()).culprits == ()
+
+
+def test_waiting_that_does_not_follow_from_the_work_is_not_all_waiting(tmp_path: Path) -> None:
+    """One collective is timed, and whoever takes longer before it waits as long there as all others."""
+    spans = [replace(span, exposed_ms=9.0) if span.kind == "collective" else span for span in meeting(4, 40, uneven)]
+    store = write_spans(tmp_path / "store", spans, layout={"dp": 4})
+    verdict = find_stragglers(store, store.attempt())
+    assert (verdict.verdict, verdict.culprits) == (Outcome.INSUFFICIENT, ())
+    assert any("may contain unmeasured synchronisation" in one.reason for one in verdict.abstained)
 
 
 def test_names_are_data(tmp_path: Path) -> None:
     name = 'for\'ward "x"\n[bold]'
-    spans = []
-    for step in range(33):
-        for rank in range(4):
-            spans.append(Span(rank, step, name, step * 100, 30.0 if rank == 1 else 20.0 + 0.1 * ((rank + step) % 3)))
-            spans.append(Span(rank, step, "all_reduce", step * 100 + 50, 9, exposed_ms=9.0, kind="collective"))
+    spans = meeting(4, 33, lambda rank, step: 30.0 if rank == 1 else uneven(rank, step), name)
     store = write_spans(tmp_path / "store", spans, layout={"dp": 4})
     verdict = find_stragglers(store, store.attempt())
     assert [culprit.segment for culprit in verdict.culprits] == [name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from megascope.viz3d.deaths import Death, first_deaths, parse_actions, parse_deaths
 
 SECOND = 10**9
@@ -24,6 +26,36 @@ def test_the_launcher_ends_the_others_in_the_same_look() -> None:
     deaths = [Death(rank, "gone", 5 * SECOND, active_ns=SECOND * (1 if rank == 3 else 2)) for rank in range(4)]
     assert ranks(first_deaths(deaths, set())) == [3]
     assert ranks(first_deaths(deaths, {3})) == [0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("KeyError", "'encoder.skip_connection.weight'"),
+        ("AttributeError", "'Loader' object has no attribute 'reset'"),
+        ("ValueError", "timeout must be positive"),
+        ("RuntimeError", "peer dependency of the tokenizer is missing"),
+        ("OSError", "socket path too long"),
+    ],
+)
+def test_words_in_a_message_make_no_aftermath(kind: str, message: str) -> None:
+    own = Death(2, "exception", 10, kind, message)
+    assert not own.is_aftermath
+    assert ranks(first_deaths([own, Death(0, "gone", 2 * SECOND, active_ns=1)], set())) == [2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ConnectionResetError", ""),
+        ("torch.distributed.DistBackendError", "NCCL error"),
+        ("PeerLostError", "the group broke"),
+        ("RuntimeError", "[../gloo/pair.cc] Connection closed by peer [10.0.0.1]:123"),
+        ("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"),
+    ],
+)
+def test_exceptions_that_speak_of_others_are_aftermath(kind: str, message: str) -> None:
+    assert Death(2, "exception", 10, kind, message).is_aftermath
 
 
 def test_an_exception_of_its_own_comes_before_the_deaths_that_follow() -> None:

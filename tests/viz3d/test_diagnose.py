@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from megascope.collectors.sql import run_sql
 from megascope.collectors.store import Store
+from megascope.collectors.writer import TableWriter
 from megascope.profiler.topology import Topology
 from megascope.viz3d.hang import diagnose, to_json
 from megascope.viz3d.report import render
 from megascope.viz3d.snapshot import take_snapshot
-from megascope.viz3d.verdict import CulpritKind, HangVerdict, State
-from rich.console import Console
+from megascope.viz3d.verdict import CulpritKind, HangVerdict, State, plain_age
 from support.hang_scenes import MOMENT_NS, SECOND, Scene, cascade
 from support.hang_store import write_scene
 
@@ -40,7 +43,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert found.missing == (2,)
     assert dict(found.groups) == dict(looks[1].groups)
     assert found.axes == MESH.names
-    assert take_snapshot(store, store.attempt(), MOMENT_NS - 1).states[0].moment_ns == MOMENT_NS - 10 * SECOND
+    assert take_snapshot(store, store.attempt(), MOMENT_NS - 1).states[0].moment_ns == MOMENT_NS - 40 * SECOND
 
 
 def test_a_hang_and_its_json(tmp_path: Path) -> None:
@@ -80,18 +83,53 @@ def test_the_report_names_root_and_coverage(tmp_path: Path) -> None:
     assert "Without data: 2" in text
 
 
-def test_a_moving_job_is_running(tmp_path: Path) -> None:
-    verdict = verdict_of(write_scene(tmp_path / "store", stuck().looks(moved=range(8))))
-    assert (verdict.verdict, verdict.culprits, verdict.victims) == (State.RUNNING, (), 0)
+def test_a_moving_job_is_running_while_its_data_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_scene(tmp_path / "store", stuck().looks(moved=range(8)))
+    old = verdict_of(store)
+    assert (old.verdict, old.culprits) == (State.INCONCLUSIVE, ())
+    assert "was running then" in old.sentence()
+    monkeypatch.setattr(Store, "data_age_s", lambda *_: 2.0)
+    fresh = verdict_of(store)
+    assert (fresh.verdict, fresh.culprits, fresh.victims, fresh.abstained) == (State.RUNNING, (), 0, ())
+    assert diagnose(store, store.attempt(), now_ns=MOMENT_NS).verdict == State.RUNNING
 
 
-@pytest.mark.parametrize("reason", ["finished", "interrupted"])
-def test_an_ended_job_has_ended(tmp_path: Path, reason: str) -> None:
+def test_ages_are_told_in_units_that_read_well() -> None:
+    ages = {59.0: "59 s", 119.0: "119 s", 600.0: "10 minutes", 3 * 3600.0: "3 hours", 5_984_052.0: "69 days"}
+    assert {seconds: plain_age(seconds) for seconds in ages} == ages
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("finished", "The job has ended."),
+        ("interrupted", "it was interrupted before it said that it was done"),
+        ("exited", "without saying whether the job was done"),
+    ],
+)
+def test_an_ended_job_has_ended_and_says_how(tmp_path: Path, reason: str, told: str) -> None:
     scene = stuck()
     for rank in range(8):
         scene.process(rank, "exited")
     verdict = verdict_of(write_scene(tmp_path / "store", scene.looks(), exit_reason=reason))
     assert (verdict.verdict, verdict.culprits) == (State.FINISHED, ())
+    assert told in verdict.sentence()
+
+
+def stalled(closed_ns: int, look_ns: int) -> dict[str, object]:
+    return {
+        "incident": "job/0/h/stalled/0",
+        "kind": "stalled",
+        "opened_ns": look_ns - SECOND,
+        "closed_ns": closed_ns,
+        "actions": json.dumps([{"action": "snapshot", "moment_ns": look_ns, "snapshot": 2}]),
+    }
+
+
+def test_a_last_checkpoint_does_not_make_a_finished_job_hang(tmp_path: Path) -> None:
+    incident = stalled(MOMENT_NS, MOMENT_NS - 5 * SECOND)
+    store = write_scene(tmp_path / "store", stuck().looks(), exit_reason="finished", incidents=[incident])
+    assert verdict_of(store).verdict == State.FINISHED
 
 
 def test_a_stalled_job_that_someone_ended_is_judged_as_it_stood(tmp_path: Path) -> None:
@@ -99,15 +137,8 @@ def test_a_stalled_job_that_someone_ended_is_judged_as_it_stood(tmp_path: Path) 
     ended = stuck()
     for rank in range(8):
         ended.process(rank, "exited")
-    actions = [{"action": "snapshot", "moment_ns": MOMENT_NS - 5 * SECOND, "snapshot": 2}]
-    incident = {
-        "incident": "job/0/h/stalled/0",
-        "kind": "stalled",
-        "opened_ns": MOMENT_NS - 30 * SECOND,
-        "closed_ns": MOMENT_NS,
-        "actions": json.dumps(actions),
-    }
-    looks = [scene.snapshot(15), scene.snapshot(6), ended.snapshot()]
+    incident = stalled(MOMENT_NS, MOMENT_NS - 45 * SECOND)
+    looks = [scene.snapshot(46), scene.snapshot(6), ended.snapshot()]
     store = write_scene(tmp_path / "store", looks, exit_reason="interrupted", incidents=[incident])
     verdict = verdict_of(store)
     assert verdict.verdict == State.HANG
@@ -149,7 +180,7 @@ def test_a_killed_rank_and_those_who_waited_for_it(tmp_path: Path, exit_reason: 
     assert (culprit.ranks, culprit.kind, culprit.segment) == ((5,), CulpritKind.DEAD, "backward")
     assert culprit.waiters == verdict.explained == verdict.victims
     assert verdict.explained >= 1
-    assert any("as a consequence: 4" in one.reason for one in verdict.abstained)
+    assert any("taken for a consequence: 4" in one.reason for one in verdict.abstained)
 
 
 def test_an_exception_is_quoted(tmp_path: Path) -> None:
@@ -160,6 +191,24 @@ def test_an_exception_is_quoted(tmp_path: Path) -> None:
     assert culprit.kind == CulpritKind.EXCEPTION
     assert culprit.evidence[0].statement == "rank 5 raised ValueError: loss is nan"
     assert store.query(culprit.evidence[0].sql).num_rows == 1
+
+
+def test_two_frozen_looks_are_two_looks(tmp_path: Path) -> None:
+    """Without any heartbeat the incident's snapshots tell stuck from slow; ranks with nothing in flight are there."""
+    scene = stuck()
+    opened = died() | {"incident": "job/0/h/stalled/0", "kind": "stalled"}
+    store = write_scene(tmp_path / "store", [], incidents=[opened], frozen=scene.snapshot())
+    assert verdict_of(store).verdict == State.INCONCLUSIVE
+    rows = store.query("SELECT * EXCLUDE (run, attempt) REPLACE (2 AS snapshot) FROM in_flight")
+    with TableWriter(tmp_path / "store", "second") as writer:
+        writer.write("in_flight", "job", 0, rows.to_pydict())
+        writer.commit()
+    store.refresh()
+    verdict = verdict_of(store)
+    assert verdict.verdict == State.HANG
+    [culprit] = verdict.culprits
+    assert (culprit.ranks, culprit.kind, culprit.segment, verdict.missing) == ((5,), "host-stuck", "data", ())
+    assert run_sql(store, culprit.evidence[0].sql).table.num_rows == 2
 
 
 def test_without_heartbeats_what_the_incident_froze_is_read(tmp_path: Path) -> None:
@@ -176,8 +225,10 @@ def test_a_rank_whose_heartbeats_ceased_is_missing(tmp_path: Path) -> None:
     early = scene.snapshot(100)
     late = stuck()
     late.lose(5)
-    store = write_scene(tmp_path / "store", [early, late.snapshot(10), late.snapshot()])
+    store = write_scene(tmp_path / "store", [early, late.snapshot(40), late.snapshot()])
     verdict = verdict_of(store)
     assert verdict.missing == (5,)
     assert [(culprit.ranks, culprit.kind) for culprit in verdict.culprits] == [((5,), CulpritKind.DEAD)]
-    assert "no fresh heartbeat" in verdict.culprits[0].evidence[0].statement
+    [evidence] = verdict.culprits[0].evidence
+    assert "has had no fresh heartbeat for 100 s" in evidence.statement
+    assert evidence.value == run_sql(store, evidence.sql).table.column(0)[0].as_py() == 100.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
 from megascope.profiler.topology import group_id, segment_id

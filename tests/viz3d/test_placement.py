@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from megascope.profiler.topology import Topology
 from megascope.viz3d.placement import axis_of_dimension, place_ranks
 

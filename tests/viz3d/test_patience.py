@@ -1,0 +1,157 @@
+"""How long a rank must stand still before it is called stuck: neither first times nor slow work make a false alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megascope.collectors.store import Store
+from megascope.profiler.topology import Topology
+from megascope.viz3d.hang import diagnose
+from megascope.viz3d.looks import Diagnosis, compare_looks
+from megascope.viz3d.pace import KnownPace, StorePace
+from megascope.viz3d.verdict import CulpritKind, HangVerdict, State
+from support.hang_scenes import MOMENT_NS, SECOND, Scene, cascade
+from support.hang_store import steps_done, write_scene
+
+MESH = Topology.of(dp=2, tp=2)
+RUNS = KnownPace(step=0.2, segments={"forward": 0.05, "data": 0.01, "checkpoint_write": 2.0})
+"""A job that has run: quick steps, and a checkpoint now and then."""
+
+
+def held_up(segment: str | None, kind: str = "compute", *, since_s: float, process: str = "sleeping") -> Scene:
+    """Rank 1 has stood still for so long, and all others wait for it since."""
+    scene = Scene(MESH)
+    for rank in (0, 2, 3):
+        scene.collective(rank, "world", 2, since_s=since_s)
+    if segment is not None:
+        scene.work(1, segment, since_s, kind)
+    scene.process(1, process)
+    return scene
+
+
+def judged(scene: Scene, pace: KnownPace, apart_s: float = 5.0) -> Diagnosis:
+    return compare_looks(*scene.looks(apart_s=apart_s), None, pace)
+
+
+@pytest.mark.parametrize(
+    ("segment", "kind", "pace", "since_s", "state"),
+    [
+        ("forward", "compute", RUNS, 6, State.RUNNING),
+        ("forward", "compute", RUNS, 9, State.HANG),
+        ("forward", "compute", KnownPace(step=0.2, segments={"forward": 8.0}), 12, State.SLOW),
+        ("never_before", "compute", RUNS, 12, State.SLOW),
+        ("never_before", "compute", RUNS, 31, State.HANG),
+        ("checkpoint_write", "checkpoint", RUNS, 6, State.RUNNING),
+        ("checkpoint_write", "checkpoint", RUNS, 20, State.SLOW),
+        ("checkpoint_write", "checkpoint", RUNS, 31, State.HANG),
+        ("checkpoint_write", "checkpoint", KnownPace(step=0.2, segments={"checkpoint_write": 50}), 90, State.SLOW),
+        ("data", "data", RUNS, 15, State.SLOW),
+        ("data", "data", RUNS, 31, State.HANG),
+        ("eval", "eval", KnownPace(step=20.0), 50, State.SLOW),
+        ("eval", "eval", KnownPace(step=20.0), 61, State.HANG),
+        (None, "", RUNS, 6, State.RUNNING),
+        ("compile_model", "compile", KnownPace(), 8, State.INCONCLUSIVE),
+        ("compile_model", "compile", KnownPace(), 12, State.SLOW),
+        ("init_model", "init", KnownPace(), 31, State.HANG),
+    ],
+)
+def test_first_times_and_slow_work_get_more_time(
+    segment: str | None, kind: str, pace: KnownPace, since_s: float, state: State
+) -> None:
+    found = judged(held_up(segment, kind, since_s=since_s), pace)
+    assert found.state == state
+    named = [(root.ranks, root.segment) for root in found.roots]
+    assert named == ([((1,), segment)] if state in (State.HANG, State.SLOW) else [])
+    if state == State.SLOW:
+        assert found.roots[0].confidence < 0.5
+        assert "is called stuck from" in found.abstained[0].reason
+        assert found.waiting == found.explained == {0, 2, 3}
+    if state == State.INCONCLUSIVE:
+        assert "still starting" in found.abstained[0].reason
+
+
+def test_a_rank_between_segments_is_timed_by_what_it_completed_last() -> None:
+    scene = held_up(None, since_s=50)
+    assert judged(scene, RUNS).state == State.SLOW
+    unchanged = KnownPace(step=0.2, unchanged={1: 31.0})
+    assert judged(scene, unchanged).state == State.HANG
+
+
+def test_a_segment_that_completes_parts_is_not_as_old_as_it_looks() -> None:
+    """Sixty seconds in a checkpoint, and a part of it was completed six seconds ago."""
+    moving = KnownPace(step=0.2, unchanged={1: 6.0})
+    assert judged(held_up("checkpoint_write", "checkpoint", since_s=60), moving).state == State.SLOW
+
+
+def test_a_stopped_process_gets_no_more_time() -> None:
+    assert judged(held_up("data", "data", since_s=9, process="stopped"), RUNS).state == State.HANG
+
+
+def test_waits_of_long_steps_are_not_called_slow() -> None:
+    scene = held_up("forward", since_s=40)
+    assert judged(scene, KnownPace(step=120.0, segments={"forward": 30.0})).state == State.RUNNING
+
+
+def test_a_rank_without_data_is_waited_for_before_it_is_called_dead() -> None:
+    scene = held_up("forward", since_s=12)
+    scene.lose(1)
+    found = judged(scene, RUNS)
+    assert (found.state, [root.ranks for root in found.roots]) == (State.SLOW, [(1,)])
+    scene = held_up("forward", since_s=31)
+    scene.lose(1)
+    assert judged(scene, RUNS).state == State.HANG
+
+
+def test_a_root_that_is_not_sure_yet_stands_beside_the_sure_one_with_less_confidence() -> None:
+    scene = Scene(Topology.of(dp=4, tp=2))
+    scene.work(1, "forward", 20)
+    scene.work(7, "data", 20, "data")
+    for rank, other in ((0, 1), (6, 7)):
+        scene.collective(rank, "tp", 3, since_s=19)
+        assert other in scene.mesh.group("tp", rank)
+    found = judged(scene, RUNS)
+    assert found.state == State.HANG
+    assert {root.ranks: root.confidence for root in found.roots} == {(1,): 0.85, (7,): 0.425}
+
+
+def verdict_of(store: Store) -> HangVerdict:
+    return diagnose(store, store.attempt())
+
+
+def test_a_slow_warm_up_does_not_hide_a_hang(tmp_path: Path) -> None:
+    """The first forward took a minute, all later ones 20 ms; now it stands in one for 40 s."""
+    scene = cascade(MESH, 1)
+    scene.work(1, "forward", since_s=40)
+    more = steps_done(range(4), [60.0, 60.0, *[0.02] * 48])
+    store = write_scene(tmp_path / "store", scene.looks(apart_s=9), more=more)
+    assert StorePace(store, store.attempt(), MOMENT_NS).segment_s("forward") == pytest.approx(0.02)
+    verdict = verdict_of(store)
+    assert verdict.verdict == State.HANG
+    assert [(one.ranks, one.kind) for one in verdict.culprits] == [((1,), CulpritKind.HOST_STUCK)]
+
+
+def test_the_store_tells_the_pace(tmp_path: Path) -> None:
+    scene = held_up(None, since_s=20)
+    heartbeats = [scene.snapshot(before, moved=[1]) for before in (30, 25, 20)]
+    heartbeats += [scene.snapshot(before) for before in (15, 10, 5, 0)]
+    store = write_scene(tmp_path / "store", heartbeats, more=steps_done(range(4), [9.0, 9.0, 0.5, 0.5, 0.5]))
+    pace = StorePace(store, store.attempt(), MOMENT_NS)
+    assert pace.step_s() == pytest.approx(0.5)
+    assert pace.segment_s("forward") == pytest.approx(0.5)
+    assert pace.segment_s("unheard of") is None
+    states = scene.snapshot().states
+    assert pace.unchanged_s(states[1]) == pytest.approx(20.0)
+    assert pace.unchanged_s(states[0]) is None
+    early = StorePace(store, store.attempt(), MOMENT_NS - 100_000 * SECOND)
+    assert (early.step_s(), early.segment_s("forward")) == (None, None)
+
+
+def test_slow_names_a_suspect_in_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_scene(tmp_path / "store", held_up("data", "data", since_s=15).looks(apart_s=6))
+    monkeypatch.setattr(Store, "data_age_s", lambda *_: 2.0)
+    verdict = verdict_of(store)
+    assert verdict.verdict == State.SLOW
+    assert "has only begun to stall, suspected: Rank 1 on node0" in verdict.sentence()
+    assert verdict.culprits[0].severity == "medium"

@@ -1,0 +1,45 @@
+"""When a job that was ended stood still: the moment to look at, before whatever ended it made ranks move or go."""
+
+from __future__ import annotations
+
+from ..collectors.store import Attempt, Store
+from .actions import parse_actions
+
+STILL_OPEN_NS = 10 * 10**9
+"""A stall that was closed so shortly before the end was closed by the end: ranks that are interrupted move."""
+
+
+def stalled_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
+    """If the job was stalled when it was ended, or ranks died: the last moment before anything changed; else None.
+
+    The agent looks twice at a stall when it begins; how long it went on is in the heartbeats.
+    """
+    rows = store.query(
+        """SELECT opened_ns, actions FROM incidents
+           WHERE kind = 'stalled' AND coalesce(closed_ns, ?) >= ? AND opened_ns < ?
+           ORDER BY opened_ns DESC LIMIT 1""",
+        [end_ns, end_ns - STILL_OPEN_NS, end_ns],
+        attempt=attempt,
+    ).to_pylist()
+    if not rows:
+        return None
+    looks = [int(one["moment_ns"]) for one in parse_actions(rows[0]["actions"]) if one.get("action") == "snapshot"]
+    return _before_next_change(store, attempt, max(looks, default=int(rows[0]["opened_ns"])))
+
+
+def _before_next_change(store: Store, attempt: Attempt, look_ns: int) -> int:
+    """The newest moment until which every rank has done nothing more than at ``look_ns``, and none has ended."""
+    row = store.query(
+        f"""WITH at_look AS (
+            SELECT rank, arg_max(coalesce(spans, -1), moment_ns) AS spans FROM heartbeats
+            WHERE moment_ns <= {look_ns} GROUP BY rank
+        )
+        SELECT min(moment_ns) FILTER (coalesce(beats.spans, -1) <> at_look.spans
+                OR process_state IN ('exited', 'gone', 'zombie')) AS changed_ns,
+            max(moment_ns) AS last_ns
+        FROM heartbeats beats JOIN at_look USING (rank) WHERE moment_ns > {look_ns}""",
+        attempt=attempt,
+    ).to_pylist()[0]
+    if row["last_ns"] is None:
+        return look_ns
+    return max(look_ns, int(row["last_ns"]) if row["changed_ns"] is None else int(row["changed_ns"]) - 1)
