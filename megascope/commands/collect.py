@@ -28,8 +28,9 @@ def collect(
 ) -> int:
     """Run this host's agent: it turns black boxes into tables, and samples what is in flight.
 
-    One agent serves a spool; a second one waits a moment for it to end, and then ends itself. `megascope.init()` and `megascope train` start it by
-    themselves; start it by hand where a job is launched with ``agent=False``, or to save what a dead job left.
+    One agent serves a spool; a second one waits a moment for it to end, and then ends itself. `megascope.init()` and
+    `megascope train` start it by themselves; start it by hand where a job is launched with ``agent=False``, or to save
+    what a dead job left.
 
     Example: megascope collect --store /data/store
     """
