@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,12 +28,22 @@ from support.forkrun import fork_ranks
 from support.training import small_config
 
 
+def _python_children() -> set[int]:
+    """Ids of the Python processes below this one; a browser of other tests comes and goes with its own."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "python" in child.name():
+                found.add(child.pid)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def _no_child_is_left() -> Iterator[None]:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = _python_children()
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     yield
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert _python_children() <= before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
@@ -184,6 +195,7 @@ def test_the_environment_is_there_before_a_rank_looks_for_a_device(
     """On a host with one GPU, two ranks train on the CPU where it is hidden; the launcher itself asks for none."""
     import torch
 
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     launcher = os.getpid()
 
     def is_available() -> bool:
