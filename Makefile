@@ -33,7 +33,7 @@ lint: setup  ## ruff and mypy --strict, tests included
 	$(BIN)/mypy -p megascope
 	$(BIN)/mypy tests benchmarks examples
 
-bench: setup  ## Run the benchmarks; each prints one JSON object
+bench: setup chromium  ## Run the benchmarks; each prints one JSON object
 	for name in recorder collector pages; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 chromium:

@@ -90,11 +90,20 @@ def _schedule_rows(ranks: Sequence[RankMetadata]) -> list[dict[str, Any]]:
 
 
 def _fault_rows(ranks: Sequence[RankMetadata]) -> list[dict[str, Any]]:
-    faults: dict[str, dict[str, Any]] = defaultdict(dict)
+    """One row a fault; one that several ranks carry acted from the first moment of any to the last of any."""
+    faults: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for rank in ranks:
         for name, values in rank.faults.items():
-            faults[name] |= values
-    return list(faults.values())
+            faults[name].append(values)
+    rows = []
+    for carried in faults.values():
+        row = {name: value for values in carried for name, value in values.items()}
+        for name, choose in (("first_ns", min), ("last_ns", max)):
+            moments = [values[name] for values in carried if values.get(name) is not None]
+            if moments:
+                row[name] = choose(moments)
+        rows.append(row)
+    return rows
 
 
 def _clock_offsets(headers: Sequence[Header], moment_ns: int) -> list[dict[str, Any]]:

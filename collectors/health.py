@@ -60,7 +60,7 @@ class HealthSampler:
         psutil.cpu_percent()  # the first call only starts the measurement
 
     def sample(self) -> list[dict[str, Any]]:
-        """Rows of ``health`` for now, without their moment."""
+        """Rows of ``health`` at this moment, which the caller fills in."""
         common = {"host": self._host}
         rows = [{**common, "device": None, **judged(metric, value)} for metric, value in self._host_values()]
         if self._nvml is not None:

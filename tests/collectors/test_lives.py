@@ -13,8 +13,10 @@ import pytest
 from megascope.collectors import attempt_drain, rank_drain
 from megascope.collectors.agent import Agent, AgentSettings, run_agent
 from megascope.collectors.attempt_drain import AttemptDrain
+from megascope.collectors.attempt_tables import _fault_rows
 from megascope.collectors.locks import FileLock
 from megascope.collectors.processes import ProcessSample, ProcessState
+from megascope.collectors.rank_metadata import RankMetadata
 from megascope.collectors.store import Store
 from megascope.profiler.recorder import Recorder
 from support.collecting import collective, drain_all, newest_attempt, read_table
@@ -354,3 +356,10 @@ def test_what_began_just_now_has_its_name(
     monkeypatch.setattr(rank_drain.RankDrain, "drain", drain_and_begin)
     watcher.poll(flush=True)
     assert [f["segment"] for f in read_table(store_root, "heartbeats")[-1]["in_flight"]] == ["brand new"]
+
+
+def test_a_fault_of_several_ranks_spans_all_their_moments() -> None:
+    ranks = [RankMetadata(Path("rank-00000.box")), RankMetadata(Path("rank-00001.box"))]
+    ranks[0].faults["slow"] = {"fault": "slow", "first_ns": 10, "last_ns": 90}
+    ranks[1].faults["slow"] = {"fault": "slow", "first_ns": 20, "last_ns": None}
+    assert _fault_rows(ranks) == [{"fault": "slow", "first_ns": 10, "last_ns": 90}]
