@@ -30,6 +30,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
     megascope.shutdown()
+    time.sleep(0.2)  # torch 2.13 aborts at exit if gloo's threads still hold Python objects of the last backward
     dist.destroy_process_group()
 
 
