@@ -33,15 +33,23 @@ class Annotations:
         self.layout, self._metadata, self._steps = layout, metadata, steps
         self._setup_lock = threading.RLock()
         self._segments: dict[tuple[str, str, str | None], int] = {}
+        self._by_name: dict[str, tuple[str, int]] = {}
         self._on_device: list[bool] = []
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self.metadata_lost = 0
 
     def segment(self, name: str, kind: SegmentKind = SegmentKind.COMPUTE, axis: str | None = None) -> int:
         """Register a named region of code and return its index; the same arguments give the same index."""
+        known = self._by_name.get(name)
+        if known is not None and known[0] is kind and axis is None:
+            return known[1]
         key = (name, str(kind), axis)
         index = self._segments.get(key)
-        return self._register_segment(key, SegmentKind(kind)) if index is None else index
+        if index is None:
+            index = self._register_segment(key, SegmentKind(kind))
+        if axis is None and key in self._segments:
+            self._by_name[name] = (kind, index)
+        return index
 
     def _register_segment(self, key: tuple[str, str, str | None], kind: SegmentKind) -> int:
         with self._setup_lock:
@@ -106,6 +114,11 @@ class Annotations:
         """A fault that is put in on purpose: the columns of the table ``faults``."""
         line = {"fault_kind" if name == "kind" else name: value for name, value in values.items()}
         self._write_metadata(MetadataKind.FAULT, line)
+
+    def clock(self, reference: str, moment_ns: int, offset_ns: int, uncertainty_ns: int) -> None:
+        """Offset of this host's UTC from the reference's, at a monotonic moment: see the table ``clock_offsets``."""
+        values = {"moment_ns": moment_ns, "offset_ns": offset_ns, "uncertainty_ns": uncertainty_ns}
+        self._write_metadata(MetadataKind.CLOCK, {"reference": reference, **values})
 
     def exception(self, error: BaseException) -> None:
         """An exception that ends the job on this rank."""

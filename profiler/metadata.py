@@ -17,14 +17,15 @@ class MetadataKind(StrEnum):
     Lines of each step (step, metrics) go to ``rank-00003.steps.jsonl``, all others to ``rank-00003.meta.jsonl``.
 
     header: version, run, attempt, rank, world_size, host, local_rank, pid, pid_namespace, device,
-        clock_base_ns, versions; written again once the device is known
+        clock_base_ns, boot, versions; written again once the device is known
     topology: axes (object, the outermost first), coordinates (object); may come after the header, once it is known
     segment: index, name, segment_kind, axis; group: index, group_kind, ranks; stream: index, name
     configuration: value (object)
     schedule: actions (list of objects: stage, position, action, chunk, microbatch, depends_on [[stage, position], ...])
-    step: step, start_ns (monotonic), duration_ns; written when the step ends
+    step: step, start_ns (monotonic), duration_ns, shadow (whether its spans were not timed); written when it ends
     metrics: step, and any of loss, grad_norm, tokens, mfu, learning_rate, eval_loss; several lines add up
     fault: the columns of the table ``faults``, its kind as fault_kind, its moments monotonic
+    clock: reference (host), moment_ns (monotonic), offset_ns (to be added to this host's UTC), uncertainty_ns
     exception: type, message, moment_ns (monotonic); exit: reason, moment_ns (monotonic)
     """
 
@@ -38,6 +39,7 @@ class MetadataKind(StrEnum):
     STEP = "step"
     METRICS = "metrics"
     FAULT = "fault"
+    CLOCK = "clock"
     EXCEPTION = "exception"
     EXIT = "exit"
 

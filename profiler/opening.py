@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .box import BoxLayout, create_box
+from .cadence import Cadence
+from .calibration import recorder_span_ns
 from .device_clock import CudaTimer
 from .errors import UsageError
 from .metadata import MetadataKind, MetadataWriter
@@ -37,7 +39,10 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderSettings:
-    """Who records, and where: ``spool`` is a folder on the rank's own host, such as `default_spool` gives."""
+    """Who records, and where: ``spool`` is a folder on the rank's own host, such as `default_spool` gives.
+
+    ``cadence`` says which steps are timed; all of them by default.
+    """
 
     run: str
     attempt: int
@@ -48,6 +53,7 @@ class RecorderSettings:
     local_world_size: int = 1
     device: str | None = None
     layout: BoxLayout = field(default_factory=BoxLayout)
+    cadence: Cadence = field(default_factory=Cadence)
 
 
 def default_spool(store: str | Path) -> Path:
@@ -143,7 +149,7 @@ def _open(folder: Path, layout: BoxLayout, settings: RecorderSettings) -> Record
         box.close()
         path.unlink(missing_ok=True)
         raise
-    recorder = Recorder(box, layout, metadata, steps)
+    recorder = Recorder(box, layout, metadata, steps, settings.cadence)
     find_device(recorder, metadata, header)
     return recorder
 
@@ -221,7 +227,11 @@ def _header(settings: RecorderSettings, base_ns: int) -> dict[str, Any]:
         "pid_namespace": _pid_namespace(),
         "device": device_name(settings.device),
         "clock_base_ns": base_ns,
+        "boot": boot_id(),
         "versions": versions(),
+        "sample": settings.cadence.sample,
+        "shadow_every": settings.cadence.shadow_every,
+        "recorder_span_ns": round(recorder_span_ns(), 1),
     }
 
 
@@ -243,21 +253,27 @@ def versions() -> Mapping[str, str]:
 
 
 def clock_base_ns(folder: Path) -> int:
-    """What turns this host's monotonic clock into UTC: read once by the first rank, taken over by all others."""
-    path = folder / "clock.json"
-    base_ns = time.time_ns() - time.monotonic_ns()
+    """What turns this host's monotonic clock into UTC: read once by the first rank, taken over by all others.
+
+    The monotonic clock starts anew at a boot: ranks that find a base from before it share one of their own.
+    """
+    boot, base_ns = boot_id(), time.time_ns() - time.monotonic_ns()
     own = folder / f"clock.{os.getpid()}.tmp"
-    own.write_text(json.dumps({"clock_base_ns": base_ns, "boot": _boot_id()}))
+    own.write_text(json.dumps({"clock_base_ns": base_ns, "boot": boot}))
     try:
-        with contextlib.suppress(FileExistsError):
-            os.link(own, path)
+        for name in ("clock.json", f"clock-{boot[:8]}.json"):
+            with contextlib.suppress(FileExistsError):
+                os.link(own, folder / name)
+            stored = json.loads((folder / name).read_text())
+            if stored["boot"] == boot:
+                return int(stored["clock_base_ns"])
     finally:
         own.unlink()
-    stored = json.loads(path.read_text())
-    return int(stored["clock_base_ns"]) if stored["boot"] == _boot_id() else base_ns
+    return base_ns
 
 
-def _boot_id() -> str:
-    """The monotonic clock starts anew at a boot: a base from before it does not hold."""
+@functools.cache
+def boot_id() -> str:
+    """What tells one boot of this host from another; empty where the system does not say."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else ""

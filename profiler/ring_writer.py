@@ -2,80 +2,125 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .annotations import Annotations
-from .box import (
+from .box import BoxLayout
+from .box_format import (
     ABSENT_I16,
     ABSENT_I32,
     ABSENT_I64,
     ABSENT_INDEX,
-    BEGIN,
-    BEGIN_BYTES,
-    END,
-    HEADER_BYTES,
+    DURATION_OFFSET,
+    EXTENDED,
+    FACTS,
+    HEAD,
+    HEAD_BYTES,
+    LEAF_END,
     MAX_RINGS,
+    NO_FACTS,
+    PLAIN,
     RECORD_BYTES,
     STATE_CLOSED,
-    WORD_METADATA_LOST,
+    STATUS_OFFSET,
     WORD_STATE,
-    WORD_UNSLOTTED,
-    BoxLayout,
 )
+from .hot_path import OK, Token, hot_path
 from .metadata import MetadataKind, MetadataWriter
-from .span import DeviceTimer, Span, Writer
+from .open_spans import OpenSpans, unlink
+from .span import BLOCKED, DeviceTimer, Span, Writer
 from .vocabulary import STATUS_CODES, Status
 
-pack_begin, pack_end, now_ns = BEGIN.pack_into, END.pack_into, time.monotonic_ns
-OK, UNMEASURED = STATUS_CODES.index(Status.OK), STATUS_CODES.index(Status.UNMEASURED)
-ABORTED = STATUS_CODES.index(Status.ABORTED)
-"""Status of a span that an exception ended: its time is not that of its work."""
+now_ns, pack_extended = time.monotonic_ns, EXTENDED.pack_into
+UNMEASURED, ABORTED = STATUS_CODES.index(Status.UNMEASURED), STATUS_CODES.index(Status.ABORTED)
+"""Status of a span whose time was not taken, and of one that an exception ended: its time is not that of its work."""
 
-NotANumber = struct.error
-"""What packing raises for a number that does not fit its field."""
+_NOT_A_NUMBER = (struct.error, TypeError)
 
 
-class RingWriter(Annotations):
+class RingWriter(OpenSpans):
     """The part of a recorder that writes records. Its caller decides when a span begins and ends."""
 
     def __init__(self, box: mmap.mmap, layout: BoxLayout, metadata: MetadataWriter, steps: MetadataWriter) -> None:
-        super().__init__(metadata, steps, layout)
-        self._map = box
-        self.device: DeviceTimer | None = None
+        super().__init__(box, layout, metadata, steps)
+        self._device: DeviceTimer | None = None
         self.spool: Path | None = None
         self.find_device: Callable[[], None] | None = None
-        self._words = memoryview(box).cast("q")
-        self._free = [HEADER_BYTES + index * RECORD_BYTES for index in reversed(range(layout.slots))]
-        self._serials = itertools.count(1)
         self._local = threading.local()
-        self._ring_locks: dict[int, threading.Lock] = {}
-        self._writers = 0
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._writers_made = 0
+        self._shared: Writer | None = None
         self.main_writer: Writer | None = None
         self._streams: set[int] = set()
-        self._step = ABSENT_I64
-        self._step_start_ns = 0
-        self._progress_word = layout.groups_offset // 8
+        self._is_quiet = False
+        hot = hot_path(self, self._local, box, self._free_slots)
+        self.begin, self.end, self._promote, self._set_step, self._set_box = hot
 
-    def _new_writer(self) -> Writer:
+    @property
+    def device(self) -> DeviceTimer | None:
+        """Times segments on a device; None where the host's clock does."""
+        return self._device
+
+    @device.setter
+    def device(self, timer: DeviceTimer | None) -> None:
+        self._device = timer
+        if timer is not None:
+            for writer in list(self._writers):
+                self._empty_ring(writer)
+                writer.leaf = BLOCKED
+
+    def new_writer(self) -> Writer:
+        """First span of a thread. The threads that come late share the last ring."""
         with self._setup_lock:
-            index = min(self._writers, self.layout.rings - 1, MAX_RINGS - 1)
+            last = min(self.layout.rings, MAX_RINGS) - 1
+            index = min(self._writers_made, last)
             offset = self.layout.rings_offset + index * self.layout.ring_records * RECORD_BYTES
-            lock = None
-            if index == min(self.layout.rings, MAX_RINGS) - 1:  # the last ring is shared by all threads that come late
-                lock = self._ring_locks.setdefault(index, threading.Lock())
-            writer = Writer(index, offset, self.layout.ring_records, lock)
-            self._writers += 1
+            writer = Writer(index, offset, self.layout.ring_records, self._shared if index == last else None)
+            if index == last:
+                self._shared = writer.ring
+            if index == last or self._device is not None:
+                writer.leaf = BLOCKED
+            self._writers_made += 1
+            self._writers.add(writer)
             if threading.current_thread() is threading.main_thread():
                 self.main_writer = writer
             self._local.writer = writer
             return writer
+
+    def _writer(self) -> Writer:
+        try:
+            writer: Writer = self._local.writer
+        except AttributeError:
+            writer = self.new_writer()
+        return writer
+
+    # -- from the ring to a slot --------------------------------------------------------------------------------
+
+    def _empty_ring(self, writer: Writer) -> None:
+        while writer.leaf is not None and writer.leaf != BLOCKED:
+            self._promote(writer)
+
+    def writers(self) -> list[Writer]:
+        """The threads that have recorded anything and still run."""
+        return list(self._writers)
+
+    def abort(self, span: Span) -> None:
+        """Write a span that is no longer open without its times."""
+        if span.is_timed:
+            self._write(self._writer(), span, span.begun_ns, ABSENT_I64, 0, ABSENT_I64, ABORTED)
+
+    def begin_slotted(self, writer: Writer, segment: int, microbatch: int, chunk: int) -> Span:
+        """Begin a span that nests on its thread and gets a slot at once."""
+        span = self._open(writer, segment, microbatch, chunk)
+        if not self._is_too_many(span):
+            writer.top = span
+        return span
 
     def _open(
         self,
@@ -89,92 +134,132 @@ class RingWriter(Annotations):
         size_bytes: int = ABSENT_I64,
         cuda_stream: Any = None,
     ) -> Span:
-        span = Span()
-        span.segment, span.writer, span.group, span.sequence = segment, writer, group, sequence
-        span.child_ns = span.marks = stream = 0
-        span.end_ns = None
-        parent = writer.top
-        if parent is None and self.device is not None and group != ABSENT_INDEX and self.main_writer is not None:
+        if writer.leaf is not None:
+            self._empty_ring(writer)
+        parent, stream, device = writer.top, 0, self._device
+        if device is not None and parent.parent is None and group != ABSENT_INDEX and self.main_writer is not None:
             parent = self.main_writer.top  # autograd's thread communicates for the main thread's backward
-        span.parent = parent
-        span.serial = serial = next(self._serials)
-        span.on_device = on_device = self.device is not None and self._on_device[segment]
+        span = Span()
+        span.writer, span.segment, span.parent, span.child_ns, span.end_ns = writer, segment, parent, 0, None
+        span.group, span.sequence, span.is_open, span.is_extended = group, sequence, True, True
+        span.is_timed, span.marks = not self._is_quiet, 0
+        span.step = step = ABSENT_I64 if self._step is None else self._step
+        # An operation keeps its events in a step without timings too: they tell when it is no longer in flight.
+        keeps_events = device is not None and (span.is_timed or group != ABSENT_INDEX)
+        span.on_device = on_device = keeps_events and self._on_device[segment]
         if on_device:
-            stream = self._stream(cuda_stream)
-            span.cuda_stream = cuda_stream
+            span.cuda_stream, stream = cuda_stream, self._stream(cuda_stream)
         span.begun_ns = now = now_ns()
-        outer = ABSENT_INDEX if parent is None else parent.segment
-        # fmt: off
-        record = (serial, now, self._step, size_bytes, sequence, segment, outer, group, peer,
-                  microbatch, chunk, stream, writer.index, on_device, 0, 0, serial)
-        # fmt: on
         try:
-            span.slot = slot = self._free.pop()
-            pack_begin(self._map, slot, *record)
-        except (IndexError, NotANumber, TypeError) as error:
-            self._open_otherwise(error, span, record)
+            span.head = HEAD.pack(now, step, segment, parent.segment, microbatch, chunk, 1, OK, now)
+            span.facts = FACTS.pack(size_bytes, sequence, group, peer, stream, writer.index, on_device, 0, 0)
+        except _NOT_A_NUMBER:  # then without any of them
+            span.group, span.sequence = ABSENT_INDEX, ABSENT_I64
+            span.head = HEAD.pack(now, step, segment, parent.segment, ABSENT_I32, ABSENT_I16, 1, OK, now)
+            span.facts = FACTS.pack(*NO_FACTS[:4], stream, writer.index, on_device, 0, 0)
+        try:
+            span.slot = slot = self._free_slots.pop()
+            pack_extended(self._map, slot, span.head, 0, 0, 0, now, ABSENT_I64, span.facts, now)
+        except IndexError:
+            self.find_slot(span)
         if on_device:
             self._mark(span, "start_ns", cuda_stream, last=False)
         return span
 
-    def _open_otherwise(self, error: Exception, span: Span, record: tuple[Any, ...]) -> None:
-        """Open a span without a slot where none is free; without its numbers where they are none that fit."""
-        if isinstance(error, IndexError):
-            span.slot = -1
-            self._words[WORD_UNSLOTTED] += 1
-        if not isinstance(error, IndexError) or not _fits(record):
-            numbers = (ABSENT_INDEX, ABSENT_I32, ABSENT_I32, ABSENT_I16)
-            record = (*record[:3], ABSENT_I64, ABSENT_I64, *record[5:7], *numbers, *record[11:])
-        if span.slot < 0:
-            span.head = BEGIN.pack(*record)
-        else:
-            pack_begin(self._map, span.slot, *record)
+    def repair_leaf(self, writer: Writer, now: int, segment: int, microbatch: int, chunk: int) -> None:
+        """Write the leaf again without the numbers that do not fit."""
+        step = ABSENT_I64 if self._step is None else self._step
+        outer = writer.top.segment
+        head = HEAD.pack(now, step, segment, outer, ABSENT_I32, ABSENT_I16, 0, OK, now)
+        if writer.leaf == now:
+            self._map[writer.place : writer.place + HEAD_BYTES] = head
 
-    def _finish(self, span: Span, start: int, duration: int, self_ns: int, exposed: int, status: int) -> None:
+    # -- from the slot, or from the ring itself, to the ring ----------------------------------------------------
+
+    def end_otherwise(self, writer: Writer, token: Token, now: int, status: int) -> None:
+        """End a span that is not the calling thread's leaf, or not well."""
+        if isinstance(token, Span):
+            self._end_slotted(token, now, status)
+        elif writer.leaf == token:
+            # As in `hot_path`: no call but the last.
+            writer.leaf = None
+            place = writer.place
+            if self._is_quiet:
+                self._words[place >> 3] = 0
+                return
+            duration = now - token
+            writer.top.child_ns += duration
+            lap, following = writer.lap, place + RECORD_BYTES
+            if following == writer.limit:
+                following = writer.first
+                writer.lap = lap + 1
+            writer.place = following
+            self._map[place + STATUS_OFFSET] = status
+            LEAF_END.pack_into(self._map, place + DURATION_OFFSET, duration, lap)
+        elif (found := self._find(writer, token)) is not None:
+            self._end_slotted(found, now, status)
+
+    def _find(self, writer: Writer, begun_ns: int) -> Span | None:
+        """The open span that began then, on this thread or on another."""
+        for each in (writer, *self._writers):
+            if each.leaf == begun_ns:
+                self._promote(each)
+            span: Span | None = each.top
+            while span is not None:
+                if span.begun_ns == begun_ns and span.is_open:
+                    return span
+                span = span.parent
+        return None
+
+    def _end_slotted(self, span: Span, now: int, status: int) -> None:
+        if not span.is_open:
+            return
+        unlink(span.writer, span)
+        duration = now - span.begun_ns
+        parent = span.parent
+        if parent is not None and not parent.on_device:
+            parent.child_ns += duration
+        if span.on_device:
+            span.status = status
+            self._mark(span, "end_ns", span.cuda_stream, last=True)
+            return
+        self._finish(span, span.begun_ns, duration, span.child_ns, ABSENT_I64, status)
+
+    def _finish(self, span: Span, start: int, duration: int, child: int, exposed: int, status: int) -> None:
         """Move a span from its slot to the ring of the calling thread; a second end of the same span does nothing."""
-        serial = span.serial
-        if serial == 0:
+        if not span.is_open:
             return
-        span.serial = 0
-        try:
-            writer = self._local.writer
-        except AttributeError:
-            writer = self._new_writer()
-        if writer.lock is not None:
-            self._finish_shared(writer, span, (start, duration, self_ns, exposed, status, 0, serial))
-            return
-        box, slot, count = self._map, span.slot, writer.count
-        offset = writer.offset + count % writer.capacity * RECORD_BYTES
-        box[offset : offset + BEGIN_BYTES] = box[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head
-        pack_end(box, offset + BEGIN_BYTES, start, duration, self_ns, exposed, status, 0, serial)
-        writer.count = self._words[writer.head_word] = count + 1
-        if slot >= 0:
-            self._words[slot >> 3] = 0
-            self._free.append(slot)
+        span.is_open = False
+        if span.is_timed:
+            self._write(self._writer(), span, start, duration, child, exposed, status)
+        self.free(span)
 
-    def _finish_shared(self, writer: Writer, span: Span, end: tuple[int, ...]) -> None:
-        """The last ring belongs to all threads that came late: they take turns."""
-        assert writer.lock is not None
-        slot = span.slot
-        with writer.lock:
-            count = self._words[writer.head_word]
-            offset = writer.offset + count % writer.capacity * RECORD_BYTES
-            self._map[offset : offset + BEGIN_BYTES] = self._map[slot : slot + BEGIN_BYTES] if slot >= 0 else span.head
-            pack_end(self._map, offset + BEGIN_BYTES, *end)
-            self._words[writer.head_word] = count + 1
-        if slot >= 0:
-            self._words[slot >> 3] = 0
-            self._free.append(slot)
+    def _write(
+        self, writer: Writer, span: Span, start: int, duration: int, child: int, exposed: int, status: int
+    ) -> None:
+        ring, begun_ns, head, index = writer.ring, span.begun_ns, span.head, span.writer.index
+        is_extended = span.is_extended or span.writer is not writer or ring is not writer
+        if status or is_extended is not span.is_extended:
+            head = head[: STATUS_OFFSET - 1] + bytes((is_extended, status)) + head[STATUS_OFFSET + 1 :]
+        facts = span.facts if span.is_extended else FACTS.pack(*NO_FACTS, index, 0, 0, 0)
+        if writer.leaf is not None:
+            self._empty_ring(writer)
+        # From here to the one call that writes the record: no other call, see `hot_path`.
+        place, lap, following = ring.place, ring.lap, ring.place + RECORD_BYTES
+        if following == ring.limit:
+            following = ring.first
+            ring.lap = lap + 1
+        ring.place = following
+        if is_extended:
+            pack_extended(self._map, place, head, child, duration, lap, start, exposed, facts, begun_ns)
+        else:
+            PLAIN.pack_into(self._map, place, head, child, duration, lap)
 
-    def completed(self, span: Span) -> None:
-        """Note the span's sequence number as the last that its group completed."""
-        if span.group != ABSENT_INDEX and span.sequence != ABSENT_I64:
-            word = self._progress_word + 2 * span.group + 1
-            self._words[word] = max(self._words[word], span.sequence)
+    # -- device -------------------------------------------------------------------------------------------------
 
     def _mark(self, span: Span, field: str, cuda_stream: Any, *, last: bool) -> None:
         """Let the device timer record an event; without a timer any more, the span ends unmeasured."""
-        device = self.device
+        device = self._device
         if device is not None:
             device.mark(span, field, cuda_stream, last=last)
         elif last:
@@ -182,26 +267,21 @@ class RingWriter(Annotations):
 
     def give_up(self, span: Span, status: int = UNMEASURED) -> None:
         """Write a device span without times: it was captured, or its events cannot be read."""
-        self._finish(span, span.begun_ns, ABSENT_I64, ABSENT_I64, ABSENT_I64, status)
+        self._finish(span, span.begun_ns, ABSENT_I64, 0, ABSENT_I64, status)
 
     def lose_device(self) -> None:
         """The device timer failed for good: from here on segments are timed by the host's clock."""
-        self.device = self.find_device = None
+        self._device = self.find_device = None
 
     def finish_device_span(self, span: Span) -> None:
         """Write a span whose events have all been resolved; called by the device timer, off the hot path."""
         self.completed(span)
         assert span.end_ns is not None
-        duration = span.end_ns - span.start_ns
         exposed, status = getattr(span, "exposed_ns", ABSENT_I64), getattr(span, "status", OK)
-        self._finish(span, span.start_ns, duration, duration - span.child_ns, exposed, status)
-
-    def _lose_metadata(self, what: str, error: Exception) -> None:
-        super()._lose_metadata(what, error)
-        self._words[WORD_METADATA_LOST] = self.metadata_lost
+        self._finish(span, span.start_ns, span.end_ns - span.start_ns, span.child_ns, exposed, status)
 
     def _stream(self, cuda_stream: Any) -> int:
-        index, name = self.device.stream_index(cuda_stream)  # type: ignore[union-attr]
+        index, name = self._device.stream_index(cuda_stream)  # type: ignore[union-attr]
         if index not in self._streams:
             self._streams.add(index)
             self._write_metadata(MetadataKind.STREAM, {"index": index, "name": name})
@@ -212,17 +292,8 @@ class RingWriter(Annotations):
         self._map = mmap.mmap(-1, self.layout.total_bytes)
         self._words = memoryview(self._map).cast("q")
         self._words[WORD_STATE] = STATE_CLOSED
+        self._set_box(self._map)
         self._metadata.close()
         self._steps.close()
-        self.device = self.find_device = None
+        self._device = self.find_device = None
         self._setup_lock = threading.RLock()  # another thread of the parent may have held it
-        self._ring_locks = {}
-        self._local = threading.local()
-
-
-def _fits(record: tuple[Any, ...]) -> bool:
-    try:
-        BEGIN.pack(*record)
-    except (struct.error, TypeError):
-        return False
-    return True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Protocol
 
-from .box import WORD_HEADS
+from .box_format import ABSENT_INDEX, RECORD_BYTES
+
+BLOCKED = -1
+"""Stands in `Writer.leaf` where no span may be open in the ring: the thread shares it, or a device is timed."""
 
 
 class DeviceTimer(Protocol):
@@ -22,7 +24,11 @@ class DeviceTimer(Protocol):
 
 
 class Span:
-    """One execution of a segment while it is open. Times are on the host's monotonic clock, in ns."""
+    """One execution of a segment while it is open. Times are on the host's monotonic clock, in ns.
+
+    ``head`` is the beginning of its record and ``facts`` what an extended one adds; ``is_timed`` tells whether there
+    will be one: not in a shadow step.
+    """
 
     __slots__ = (
         "begun_ns",
@@ -30,17 +36,21 @@ class Span:
         "cuda_stream",
         "end_ns",
         "exposed_ns",
+        "facts",
         "group",
         "head",
+        "is_extended",
+        "is_open",
+        "is_timed",
         "marks",
         "on_device",
         "parent",
         "segment",
         "sequence",
-        "serial",
         "slot",
         "start_ns",
         "status",
+        "step",
         "wait_parent",
         "wait_start_ns",
         "writer",
@@ -51,29 +61,48 @@ class Span:
     cuda_stream: Any
     end_ns: int | None
     exposed_ns: int
+    facts: bytes
     group: int
     head: bytes
+    is_extended: bool
+    is_open: bool
+    is_timed: bool
     marks: int
     on_device: bool
     parent: Span | None
     segment: int
     sequence: int
-    serial: int
     slot: int
     start_ns: int
     status: int
+    step: int
     wait_parent: Span | None
     wait_start_ns: int
     writer: Writer
 
 
 class Writer:
-    """One thread's ring: where its next record goes, and the innermost open span of the thread."""
+    """One thread: its open spans, and where the next record of its ring goes.
 
-    __slots__ = ("capacity", "count", "head_word", "index", "lock", "offset", "top")
+    ``leaf`` is when the innermost span began that is open in that very place of the ring; None where there is none.
+    ``top`` is the innermost span that has left the ring for a slot, at the bottom a span that is none.
+    ``ring`` is the writer that has the ring's position: another one where late threads share the last ring.
+    """
 
-    def __init__(self, index: int, offset: int, capacity: int, lock: threading.Lock | None) -> None:
-        self.index, self.offset, self.capacity, self.lock = index, offset, capacity, lock
-        self.head_word = WORD_HEADS + index
-        self.count = 0
-        self.top: Span | None = None
+    __slots__ = ("__weakref__", "first", "index", "lap", "leaf", "limit", "place", "ring", "top")
+
+    def __init__(self, index: int, offset: int, capacity: int, shared: Writer | None) -> None:
+        self.index = index
+        self.first = self.place = offset
+        self.limit = offset + capacity * RECORD_BYTES
+        self.lap = 1
+        self.ring = shared or self
+        self.leaf: int | None = None
+        self.top = bottom = Span()
+        bottom.segment, bottom.begun_ns, bottom.child_ns, bottom.parent = ABSENT_INDEX, 0, 0, None
+        bottom.is_open, bottom.on_device = True, False
+
+    @property
+    def innermost(self) -> Span | None:
+        """The innermost span that has a slot; None where there is none."""
+        return None if self.top.parent is None else self.top

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.profiler.box import ABSENT_I64, ABSENT_INDEX, BoxReader
+from megascope.profiler.cadence import Cadence
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.opening import open_recorder, pause_during_captures
 from megascope.profiler.recorder import Recorder
+from megascope.profiler.span import Span
 from megascope.profiler.vocabulary import STATUS_CODES, SegmentKind, Status
 from support.fake_cuda import FakeCuda
 from support.recording import settings
@@ -308,3 +310,46 @@ def test_durations_are_right_to_the_grain_of_the_events(
     assert np.abs(records["duration_ns"] - np.array(durations) * 1e6).max() < 100
     assert (np.diff(records["start_ns"]) > 0).all()
     bench.box.unlink()
+
+
+def test_a_step_without_timings_has_no_events_but_those_of_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation's events also tell when it is no longer in flight; they are kept."""
+    recorder = open_recorder(settings(tmp_path, cadence=Cadence("run", 2)))
+    assert isinstance(recorder, Recorder)
+    cuda = FakeCuda(0.0)
+    recorder.device = timer = CudaTimer(cuda, recorder, cuda.host_ns)
+    marked: list[int] = []
+    mark = timer.mark
+
+    def noting(span: Span, field: str, cuda_stream: object, *, last: bool) -> None:
+        marked.append(span.segment)
+        mark(span, field, cuda_stream, last=last)
+
+    monkeypatch.setattr(timer, "mark", noting)
+    forward = recorder.segment("forward")
+    gather = recorder.segment("gather", SegmentKind.COLLECTIVE, "tp")
+    group = recorder.group("tp", [0, 1])
+    reader = BoxReader(tmp_path / "run" / "0" / "rank-00000.box")
+    for step in range(4):
+        recorder.step(step)
+        marked.clear()
+        span = recorder.begin(forward)
+        operation = recorder.begin_async(gather, group=group, sequence=step + 1)
+        cuda.current.launch(50)
+        assert reader.slots()["segment"].tolist() == [forward, gather]
+        recorder.end_async(operation)
+        recorder.wait_begin(operation)
+        recorder.wait_end(operation)
+        recorder.end(span)
+        timer.poll()
+        assert marked.count(forward) == (2 if step % 2 == 0 else 0)
+        assert reader.slots()["segment"].tolist() == ([forward, gather] if step % 2 == 0 else [gather])
+        assert reader.progress()[group].tolist() == (step + 1, step)
+        cuda.now_ms += 100
+        timer.poll()
+        assert reader.progress()[group].tolist() == (step + 1, step + 1)
+        assert len(reader.slots()) == 0
+    assert reader.read_ring(0, 0).records["step"].tolist() == [0, 0, 2, 2]
+    reader.close()

@@ -137,7 +137,7 @@ def test_overlapping_spans_and_double_ends_do_no_harm(recorded: Recorded) -> Non
     spans = recorded.spans()
     assert spans["segment"].tolist() == [a, c, b]
     assert spans["parent"].tolist() == [ABSENT_INDEX, b, a]
-    assert len(set(spans["serial"].tolist())) == 3
+    assert len(set(spans["begun_ns"].tolist())) == 3
 
 
 def test_each_thread_has_its_ring_and_late_threads_share_the_last(recorded: Recorded) -> None:
@@ -371,13 +371,17 @@ def test_an_end_that_comes_after_abandoning_harms_no_other_span(recorded: Record
 
 def test_a_span_that_another_thread_ended_is_nobodys_parent(recorded: Recorded) -> None:
     recorder = recorded.recorder
-    a, b = recorder.segment("a"), recorder.segment("b")
-    first = recorder.begin(a)
-    top = first.writer.top
-    recorder.end(first)
-    first.writer.top = top  # what a begin that raced with that end leaves behind
-    recorder.end(recorder.begin(b))
-    assert recorded.spans()["parent"].tolist() == [ABSENT_INDEX, ABSENT_INDEX]
+    a, b, c = (recorder.segment(name) for name in "abc")
+    first, second = recorder.begin(a), recorder.begin(b)
+    thread = threading.Thread(target=recorder.end, args=(first,))
+    thread.start()
+    thread.join()
+    recorder.end(second)
+    recorder.end(recorder.begin(c))
+    assert recorded.spans()["segment"].tolist() == [b, c]
+    assert recorded.spans()["parent"].tolist() == [a, ABSENT_INDEX]
+    assert recorded.spans(1)["segment"].tolist() == [a]
+    assert recorded.spans(1)["thread"].tolist() == [0]
 
 
 def test_a_reader_looks_twice_so_that_no_overwritten_record_is_taken(
@@ -385,14 +389,24 @@ def test_a_reader_looks_twice_so_that_no_overwritten_record_is_taken(
 ) -> None:
     recorder = recorded.recorder
     segment = recorder.segment("work")
-    for number in range(100):
-        recorder.end(recorder.begin(segment, number))
-    reader = BoxReader(recorded.box)
-    heads = iter([100, 2048 + 40, 2048 + 40])  # the writer lapped the reader by 40 records between the two looks
-    monkeypatch.setattr(BoxReader, "head", lambda self, ring: next(heads))
-    result = reader.read_ring(0, 0)
+
+    def write(spans: range) -> None:
+        for number in spans:
+            recorder.end(recorder.begin(segment, number))
+
+    write(range(100))
+    copy = BoxReader._copy
+
+    def copy_while_written(reader: BoxReader, ring: int, first: int, end: int) -> Any:
+        copied = copy(reader, ring, first, end)
+        write(range(100, 2048 + 40))  # the writer laps the reader by 40 records, and one more is open
+        recorder.begin(segment, 7)
+        return copied
+
+    monkeypatch.setattr(BoxReader, "_copy", copy_while_written)
+    result = BoxReader(recorded.box).read_ring(0, 0)
     assert result.records["microbatch"].tolist() == list(range(41, 100))
-    assert result.lost == 41
+    assert (result.lost, result.tail) == (41, 100)
 
 
 def test_a_cut_metadata_line_waits_for_its_rest(tmp_path: Path) -> None:
