@@ -11,7 +11,7 @@ megascope.shutdown()
 """
 
 from .profiler.errors import MegascopeError, UsageError
-from .profiler.session import begin, current, end, init, segment, shutdown, step, timed
+from .profiler.session import begin, current, end, init, loader, segment, shutdown, step, timed
 from .profiler.topology import Topology
 from .profiler.vocabulary import SegmentKind
 
@@ -26,6 +26,7 @@ __all__ = [
     "current",
     "end",
     "init",
+    "loader",
     "segment",
     "shutdown",
     "step",

@@ -70,7 +70,7 @@ def _mint(
     prefix: str | None,
 ) -> tuple[str, int]:
     """What is missing of run and attempt, the same on all ranks."""
-    store = _rendezvous_store()
+    store = rendezvous_store()
     if store is None and world_size > 1:
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", 0))
         return run or _launcher_name(prefix), restarts if attempt is None else attempt
@@ -114,7 +114,7 @@ def _script_name() -> str:
     return (path.parent.name if path.stem == "__main__" else path.stem) or "run"
 
 
-def _rendezvous_store() -> Any:
+def rendezvous_store() -> Any:
     """The store of the default process group; None where there is none."""
     torch_distributed = sys.modules.get("torch.distributed")  # not imported yet means not initialised
     if torch_distributed is None or not torch_distributed.is_available() or not torch_distributed.is_initialized():

@@ -9,18 +9,23 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from .agent_process import HostAgent, serve_fallback
+from .automatic import Automatic, AutomaticSpans, choose
+from .automatic_data import TimedLoader
 from .box import ABSENT_I16, ABSENT_I32
+from .cadence import chosen as chosen_cadence
+from .clock_exchange import join_exchange
+from .hot_path import OK
 from .identity import identify, next_attempt_in
 from .null import NullRecorder
 from .opening import RecorderSettings, default_spool, open_recorder
 from .recorder import Recorder
-from .ring_writer import ABORTED, OK
+from .ring_writer import ABORTED
 from .topology import Topology
 from .vocabulary import SegmentKind
 
@@ -31,7 +36,9 @@ OFF_VARIABLE = "MEGASCOPE_OFF"
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 _recorder: Recorder | NullRecorder = NullRecorder()
+_automatic: AutomaticSpans | None = None
 _agent: HostAgent | None = None
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -46,6 +53,9 @@ def init(
     agent: bool = True,
     enabled: bool | None = None,
     configuration: Mapping[str, Any] | None = None,
+    automatic: bool | str | Iterable[str] | None = None,
+    sample: int | None = None,
+    shadow_every: int | None = None,
 ) -> Recorder | NullRecorder:
     """Start recording in this process, before or after ``init_process_group``.
 
@@ -53,6 +63,14 @@ def init(
     mesh, axes from the outermost (default: all ranks on one dp axis); ``agent=False`` where somebody else runs
     ``megascope collect``. ``MEGASCOPE_OFF=1`` or ``enabled=False`` makes everything a no-op. A second call returns the
     recorder that is there.
+
+    ``automatic`` chooses what is recorded without a word in the code (`Automatic`): all by default, or as
+    ``$MEGASCOPE_AUTOMATIC`` says: names such as "gc,collectives", "none", or "-gc" for all but one. UsageError for a
+    name that is none.
+
+    Spans are timed in every ``sample``-th step (``$MEGASCOPE_SAMPLE``, else all), and in none of one step in
+    ``shadow_every`` (``$MEGASCOPE_SHADOW``, else 20; 0: never), to measure what recording costs; what is in flight is
+    kept always, and all ranks choose the same steps.
     """
     global _agent  # noqa: PLW0603  (one agent a host, and local rank 0 looks after it)
     if _recorder.enabled:
@@ -61,6 +79,7 @@ def init(
         enabled = os.environ.get(OFF_VARIABLE, "0") in {"", "0"}
     if not enabled:
         return _recorder
+    chosen = choose(automatic)
     target = Path(store or os.environ.get(STORE_VARIABLE) or "megascope-store").absolute()
     folder = Path(spool) if spool is not None else default_spool(target)
     who = identify(run, attempt, next_attempt=next_attempt_in(target, folder))
@@ -72,31 +91,43 @@ def init(
         local_rank=who.local_rank,
         local_world_size=who.local_world_size,
         spool=folder,
+        cadence=chosen_cadence(who.run, sample, shadow_every),
     )
     recorder = open_recorder(settings)
     mesh = topology if isinstance(topology, Topology) else Topology.from_mapping(topology or {"dp": who.world_size})
-    if mesh.world_size == who.world_size:
+    fits = mesh.world_size == who.world_size
+    if fits:
         recorder.topology(mesh, who.rank)
     else:
         log.warning("The topology %s has %d ranks, but the job has %d: it is not recorded.", dict(mesh.axes),
                     mesh.world_size, who.world_size)  # fmt: skip
     if configuration:
         recorder.configuration(configuration)
-    install(recorder)
+    install(recorder, chosen, mesh if fits else None)
     if agent and (fallback := serve_fallback(recorder, folder, target)) is not None:
         fallback.leave()
+    if isinstance(recorder, Recorder):
+        join_exchange(recorder, who)
     if agent and who.local_rank == 0 and recorder.enabled:
         _agent = HostAgent(folder, target)
         _agent.start()
     return recorder
 
 
-def install(recorder: Recorder | NullRecorder) -> None:
-    """Make a recorder the one that the functions of this module use, and close it when the process exits."""
-    global _recorder  # noqa: PLW0603  (one recorder a process is the point)
+def install(
+    recorder: Recorder | NullRecorder, automatic: Iterable[Automatic] = (), topology: Topology | None = None
+) -> None:
+    """Make a recorder the one that the functions of this module use, and close it when the process exits.
+
+    ``automatic`` are the spans that it records by itself; ``topology`` names the axes of their process groups.
+    """
+    global _automatic, _recorder  # noqa: PLW0603  (one recorder a process is the point)
     _recorder = recorder
     if isinstance(recorder, Recorder):
         _open_recorders.add(recorder)
+        _automatic = AutomaticSpans(
+            recorder, automatic, topology=topology, close=shutdown, in_compiled_code=_IN_COMPILED_CODE
+        )
 
 
 def current() -> Recorder | NullRecorder:
@@ -152,6 +183,8 @@ def step(number: int, **metrics: float | None) -> None:
     if metrics:
         _recorder.step_metrics(number - 1, **metrics)
     _recorder.step(number)
+    if _automatic is not None:
+        _automatic.step()
     if _agent is not None:
         _agent.ensure()
 
@@ -174,13 +207,65 @@ def timed(
     return decorate
 
 
+def loader(iterable: Iterable[_T], *, name: str = "data_wait") -> TimedLoader[_T]:
+    """The same iterable, with each wait for its next item a span of kind data.
+
+    Loaders of torch (`torch.utils.data.DataLoader`) are timed by themselves.
+    """
+    return TimedLoader(iterable, current, name)
+
+
 def shutdown(reason: str = "finished") -> None:
     """Stop recording; what was recorded is complete. The agent goes on until it has written everything."""
-    global _recorder
+    global _automatic, _recorder
+    automatic, _automatic = _automatic, None
     recorder, _recorder = _recorder, NullRecorder()
+    if automatic is not None:
+        automatic.close()
     if isinstance(recorder, Recorder):
         recorder.close(reason)
         _open_recorders.discard(recorder)
+
+
+def _exited() -> None:
+    """The process ends without `shutdown`: by itself, or because it was told to."""
+    told = _automatic is not None and _automatic.was_told_to_end
+    shutdown("interrupted" if told else "exited")
+
+
+class _NoSegment:
+    """What compiled code gets for a segment."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _no_segment(
+    name: str,
+    *,
+    kind: SegmentKind | str = SegmentKind.COMPUTE,
+    microbatch: int | None = None,
+    chunk: int | None = None,
+) -> _NoSegment:
+    return _NoSegment()
+
+
+def _no_begin(name: str, *, kind: SegmentKind | str = SegmentKind.COMPUTE, microbatch: int | None = None) -> Any:
+    return None
+
+
+def _no_end(span: Any) -> None:
+    return None
+
+
+_IN_COMPILED_CODE: dict[Callable[..., Any], Callable[..., Any]] = {
+    segment: _no_segment,
+    begin: _no_begin,
+    end: _no_end,
+}
 
 
 def _exception_hook(
@@ -199,13 +284,16 @@ def _exception_hook(
 
 
 def _detach_after_fork() -> None:
-    global _agent, _recorder
+    global _agent, _automatic, _recorder
+    automatic, _automatic = _automatic, None
     _recorder, _agent = NullRecorder(), None
     for recorder in list(_open_recorders):
-        recorder.detach()
+        recorder.detach()  # first: what is undone must not write to the parent's box
     _open_recorders.clear()
+    if automatic is not None:
+        automatic.close()
 
 
 sys.excepthook = _exception_hook(sys.excepthook)
-atexit.register(shutdown, "exited")
+atexit.register(_exited)
 os.register_at_fork(after_in_child=_detach_after_fork)

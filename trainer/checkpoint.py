@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Checkpointer:
         Raises MegascopeError where the write before this one failed.
         """
         self.finish()
-        with self._probe.span("checkpoint_stage"):
+        with self._probe.span("checkpoint_snapshot"):
             host, ready = self._stage()
         self._thread = threading.Thread(target=self._write, args=(step, host, ready), name="checkpoint")
         self._thread.start()
@@ -100,18 +101,22 @@ class Checkpointer:
 
     def _write(self, step: int, host: Tensor, ready: Any) -> None:
         try:
-            with self._probe.span("checkpoint_write"):
+            with self._probe.span("checkpoint_save"):
                 if ready is not None:
                     ready.synchronize()
                 path = shard_path(self._folder, step, self._mesh.rank)
                 make_folders(path.parent)
                 content = memoryview(host.view(torch.uint8).numpy().data)
                 description = self._describe(step, content)
-                write_durably(path, lambda file: _fill(file, content))
-                write_durably(path.with_suffix(".json"), lambda file: _fill(file, json.dumps(description).encode()))
+                write_durably(path, lambda file: _fill(file, content), stage=self._stage_span)
+                described = json.dumps(description).encode()
+                write_durably(path.with_suffix(".json"), lambda file: _fill(file, described), stage=self._stage_span)
                 self._commit(step, {name: description[name] for name in ("size_bytes", "checksum")})
         except (OSError, RuntimeError) as error:  # torch reports a lost store as a RuntimeError
             self._failure = error
+
+    def _stage_span(self, stage: str) -> AbstractContextManager[Any]:
+        return self._probe.span(f"checkpoint_{stage}")
 
     def _commit(self, step: int, shard: Mapping[str, Any]) -> None:
         """Tell the store that this shard is on disk; the last rank to do so lists them all in the commit file."""
@@ -155,7 +160,8 @@ class Checkpointer:
         """
         step = 0
         if self._settings.resume:
-            step = self.restore()
+            with self._probe.span("checkpoint_load"):
+                step = self.restore()
         else:
             check_unused(self._folder)
         if self._settings.every and self._mesh.rank == 0:

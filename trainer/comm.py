@@ -13,15 +13,18 @@ import torch
 import torch.distributed as dist
 
 from ..profiler.box import ABSENT_I16, ABSENT_I32
+from ..profiler.c10d_groups import ignore_group
 from ..profiler.null import NullRecorder
 from ..profiler.recorder import Recorder
 from ..profiler.vocabulary import SegmentKind
 from .faults import FaultSwitches
 from .handle import Handle, explain
+from .staging import HostStage, Operation
 
 AnyRecorder = Recorder | NullRecorder
 Launch = Callable[[bool], Any]
-"""Issues an operation: with True it returns a Work, with False it runs on the current stream (or blocks)."""
+"""Issues an operation: with True it returns a Work, with False it runs on the current stream (or blocks); staged, it
+returns the event of its results."""
 
 # torch 2.13 renamed both; the old names warn there, the new ones do not exist before.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -42,6 +45,7 @@ class Channel:
     On a CPU one completion thread waits for the asynchronous ones, in order, and notes their true end; nobody
     else waits for the same Work (two waiters on one p2p Work hang in gloo). On CUDA an operation is enqueued on
     the group's own side stream, where two events around it time exactly it, and the compute stream waits for it.
+    Staged (gloo, with tensors on CUDA), the completion thread runs it on copies in the host's memory.
     """
 
     def __init__(self, funnel: Funnel, kind: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -49,10 +53,12 @@ class Channel:
         self.size = len(self.ranks)
         self.index = self.ranks.index(funnel.rank)
         self._id = funnel.recorder.group(kind, self.ranks)
+        ignore_group(group)  # or its operations would be recorded a second time where torch dispatches them
         self.issued = 0
         self._stream: Any = None
         if funnel.device.type == "cuda":
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stage = HostStage(self._stream and torch.cuda, self._stream) if funnel.is_staged else None
         self._held_back = funnel.switches.slows_link(self.ranks)
         self._queue: queue.SimpleQueue[tuple[Launch | None, Any, Handle, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -61,9 +67,10 @@ class Channel:
         """Gather equal shards along the first dimension; the payload is the whole output."""
         return self._run(
             f"{self.kind}_all_gather",
-            lambda is_async: _all_gather(output, shard, group=self._group, async_op=is_async),
-            output,
+            lambda is_async, output, shard: _all_gather(output, shard, group=self._group, async_op=is_async),
             (output, shard),
+            (output,),
+            output,
             wait,
         )
 
@@ -71,9 +78,10 @@ class Channel:
         """Sum over the group and keep this rank's shard; the payload is the whole input."""
         return self._run(
             f"{self.kind}_reduce_scatter",
-            lambda is_async: _reduce_scatter(shard, whole, group=self._group, async_op=is_async),
-            whole,
+            lambda is_async, shard, whole: _reduce_scatter(shard, whole, group=self._group, async_op=is_async),
             (shard, whole),
+            (shard,),
+            whole,
             wait,
         )
 
@@ -81,8 +89,9 @@ class Channel:
         """Reduce in place over the group and wait."""
         return self._run(
             f"{self.kind}_all_reduce",
-            lambda is_async: dist.all_reduce(tensor, operation, group=self._group, async_op=is_async),
-            tensor,
+            lambda is_async, tensor: dist.all_reduce(tensor, operation, group=self._group, async_op=is_async),
+            (tensor,),
+            (tensor,),
             tensor,
             True,
         )
@@ -91,8 +100,9 @@ class Channel:
         """Send the tensor of the group's first rank to the others and wait."""
         return self._run(
             f"{self.kind}_broadcast",
-            lambda is_async: dist.broadcast(tensor, self.ranks[0], group=self._group, async_op=is_async),
-            tensor,
+            lambda is_async, tensor: dist.broadcast(tensor, self.ranks[0], group=self._group, async_op=is_async),
+            (tensor,),
+            (tensor,),
             tensor,
             True,
         )
@@ -100,25 +110,28 @@ class Channel:
     def send(self, segment: str, tensor: torch.Tensor, destination: int) -> Handle:
         """Send to a global rank, without waiting."""
 
-        def launch(is_async: bool) -> Any:
+        def operation(is_async: bool, tensor: torch.Tensor) -> Any:
             return (dist.isend if is_async else dist.send)(tensor, destination, group=self._group)
 
-        return self._run(segment, launch, tensor, tensor, False, peer=destination, destination=destination)
+        return self._run(segment, operation, (tensor,), (), tensor, False, peer=destination, destination=destination)
 
     def recv(self, segment: str, tensor: torch.Tensor, source: int) -> Handle:
         """Receive from a global rank into ``tensor``, without waiting."""
 
-        def launch(is_async: bool) -> Any:
+        def operation(is_async: bool, tensor: torch.Tensor) -> Any:
             return (dist.irecv if is_async else dist.recv)(tensor, source, group=self._group)
 
-        return self._run(segment, launch, tensor, tensor, False, peer=source, destination=self.funnel.rank)
+        return self._run(
+            segment, operation, (tensor,), (tensor,), tensor, False, peer=source, destination=self.funnel.rank
+        )
 
     def _run(
         self,
         segment: str,
-        launch: Launch,
+        operation: Operation,
+        tensors: Sequence[torch.Tensor],
+        written: Sequence[torch.Tensor],
         payload: torch.Tensor,
-        kept: object,
         wait: bool,
         *,
         peer: int = ABSENT_I32,
@@ -132,6 +145,8 @@ class Channel:
         self.issued += 1
         size_bytes = payload.numel() * payload.element_size()
         funnel.count(segment, size_bytes)
+        if self._stream is not None:  # before the span begins: it is timed from when its input is there
+            self._stream.wait_stream(torch.cuda.current_stream())
         span = funnel.recorder.begin_async(
             funnel.segment(segment, self.kind),
             group=self._id,
@@ -142,14 +157,17 @@ class Channel:
             chunk=funnel.chunk,
             cuda_stream=self._stream,
         )
-        if self._stream is not None:
-            handle = self._enqueue(launch, span, kept)
+        delay_s = funnel.switches.link_delay_s(self.ranks, destination) if self._held_back else 0.0
+        if self._stage is not None:
+            handle = self._submit(self._stage.prepare(operation, tensors, written), None, span, tensors, delay_s)
+        elif self._stream is not None:
+            handle = self._enqueue(lambda is_async: operation(is_async, *tensors), span, tensors)
         elif self._held_back:
-            handle = self._submit(launch, None, span, kept, funnel.switches.link_delay_s(self.ranks, destination))
+            handle = self._submit(lambda is_async: operation(is_async, *tensors), None, span, tensors, delay_s)
         elif wait:
-            return self._block(launch, span)
+            return self._block(lambda is_async: operation(is_async, *tensors), span)
         else:
-            handle = self._submit(None, launch(True), span, kept, 0.0)
+            handle = self._submit(None, operation(True, *tensors), span, tensors, 0.0)
         if wait:
             handle.wait()
         return handle
@@ -168,7 +186,6 @@ class Channel:
         return Handle(self, None, None, None)
 
     def _enqueue(self, launch: Launch, span: Any, kept: object) -> Handle:
-        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             launch(False)
             self.funnel.recorder.end_async(span)
@@ -197,7 +214,9 @@ class Channel:
                     if launch is not None:
                         time.sleep(delay_s)
                         with torch.no_grad():  # the caller's mode is its thread's own
-                            launch(False)
+                            event = launch(False)
+                        if self._stage is not None:
+                            handle.event = event
                     else:
                         work.wait()
                     self.funnel.recorder.end_async(handle.span)
@@ -216,11 +235,21 @@ class Funnel:
     """All channels of a rank, and what they share.
 
     ``microbatch`` and ``chunk`` are the schedule action that runs now; they are plain attributes because a CUDA
-    backward issues its collectives on another thread, which does not see context variables.
+    backward issues its collectives on another thread, which does not see context variables. ``is_staged`` sends all
+    tensors through the host's memory.
     """
 
-    def __init__(self, recorder: AnyRecorder, switches: FaultSwitches, device: torch.device, rank: int) -> None:
+    def __init__(
+        self,
+        recorder: AnyRecorder,
+        switches: FaultSwitches,
+        device: torch.device,
+        rank: int,
+        *,
+        is_staged: bool = False,
+    ) -> None:
         self.recorder, self.switches, self.device, self.rank = recorder, switches, device, rank
+        self.is_staged = is_staged
         self.microbatch, self.chunk = ABSENT_I32, ABSENT_I16
         self.traffic: dict[str, Traffic] = {}
         self._segments: dict[str, int] = {}

@@ -47,6 +47,14 @@ class Tokenizer(StrEnum):
     BPE = "bpe"
 
 
+class Backend(StrEnum):
+    """What carries communication: NCCL on GPUs and gloo on CPUs (auto), or gloo through the host's memory on both."""
+
+    AUTO = "auto"
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The decoder."""
@@ -97,6 +105,8 @@ class ParallelConfig:
     "Gradient bytes that are reduced together."
     timeout_s: Whole = 600
     "Seconds after which torch gives up on a collective."
+    backend: Annotated[Backend, Parameter(alias="--backend")] = Backend.AUTO
+    "auto: NCCL on GPUs, gloo on CPUs; with gloo several ranks can share a GPU, through the host's memory."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from .probe import KINDS
 if TYPE_CHECKING:
     from .config import TrainConfig
 
-BEFORE_STEPS = frozenset({"setup"})
+BEFORE_STEPS = frozenset({"setup", "checkpoint_load"})
 """Segments that end before the first step; faults act in steps."""
 
-BESIDE_TRAINING = frozenset({"checkpoint_write"})
+BESIDE_TRAINING = frozenset({"checkpoint_save", "checkpoint_write", "checkpoint_sync", "checkpoint_rename"})
 """Segments on a thread of their own: a rank can stop or die there, but it is not slowed."""
 
 COLLECTIVES = {

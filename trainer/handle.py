@@ -32,9 +32,8 @@ class Handle:
 
     def is_done(self) -> bool:
         """Whether `wait` would cost nothing."""
-        if self.event is not None:
-            return bool(self.event.query())
-        return self._done is None or self._done.is_set()
+        is_through = self._done is None or self._done.is_set()
+        return is_through and (self.event is None or bool(self.event.query()))
 
     def finish(self, error: BaseException | None) -> None:
         """Called by the completion thread: the operation ended, or failed with ``error``."""
@@ -53,12 +52,12 @@ class Handle:
         if funnel.switches.active:
             funnel.switches.pause()
         funnel.recorder.wait_begin(self.span)
-        if self.event is not None:
-            torch.cuda.current_stream().wait_event(self.event)
-        elif self._done is not None:
+        if self._done is not None:
             self._done.wait()
             if self._error is not None:
                 raise explain(self._error, self._channel) from self._error
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
         funnel.recorder.wait_end(self.span)
         if funnel.switches.active:
             funnel.switches.resume()

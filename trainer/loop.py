@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .checkpoint import Checkpointer
 from .comm import AnyRecorder, Funnel, Traffic
-from .config import TrainConfig
+from .config import Backend, TrainConfig
 from .corpus import encode, read_text, train_tokenizer
 from .data import Batches, Loader, Split
 from .faults import FaultSwitches, parse_fault
@@ -64,8 +64,9 @@ class Trainer:
         self._switches = FaultSwitches(faults, rank, recorder, attempt=config.attempt(os.environ))
         self._probe = Probe(recorder, self._switches)
         with self._probe.span("setup"):
-            mesh = self._mesh = build_mesh(topology, parallel.chunks, device.type)
-            self.funnel = Funnel(recorder, self._switches, device, rank)
+            is_staged = device.type == "cuda" and parallel.backend is Backend.GLOO
+            mesh = self._mesh = build_mesh(topology, parallel.chunks, "cpu" if is_staged else device.type)
+            self.funnel = Funnel(recorder, self._switches, device, rank, is_staged=is_staged)
             tp, dp = (self.funnel.channel(axis, topology.group(axis, rank), mesh.groups[axis]) for axis in ("tp", "dp"))
             world = dist.group.WORLD
             assert world is not None

@@ -23,8 +23,12 @@ KINDS = {
     "eval": SegmentKind.EVAL,
     "eval_forward": SegmentKind.EVAL,
     "eval_loss": SegmentKind.EVAL,
-    "checkpoint_stage": SegmentKind.CHECKPOINT,
+    "checkpoint_snapshot": SegmentKind.CHECKPOINT,
+    "checkpoint_save": SegmentKind.CHECKPOINT,
     "checkpoint_write": SegmentKind.CHECKPOINT,
+    "checkpoint_sync": SegmentKind.CHECKPOINT,
+    "checkpoint_rename": SegmentKind.CHECKPOINT,
+    "checkpoint_load": SegmentKind.CHECKPOINT,
     "gc": SegmentKind.GC,
 }
 """The segments of the trainer, besides communication."""

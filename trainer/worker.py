@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -14,14 +14,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from ..profiler.agent_process import serve_fallback
+from ..profiler.automatic import Automatic
+from ..profiler.cadence import chosen as chosen_cadence
+from ..profiler.clock_exchange import join_exchange
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.identity import RUN_VARIABLE, identify, next_attempt_in
 from ..profiler.null import NullRecorder
 from ..profiler.opening import RecorderSettings, default_spool, open_recorder
-from ..profiler.session import install
+from ..profiler.recorder import Recorder
+from ..profiler.session import install, shutdown
 from ..profiler.vocabulary import SegmentKind
 from .comm import AnyRecorder
-from .config import TrainConfig
+from .config import Backend, TrainConfig
 from .inputs import check_inputs
 from .loop import Progress, Trainer, TrainResult
 
@@ -29,6 +33,10 @@ log = logging.getLogger(__name__)
 
 SHARED_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Without it (torch 2.13) the workers of a restart read the gloo addresses of the attempt before."""
+
+
+AUTOMATIC = frozenset({Automatic.EXIT, Automatic.EXCEPTIONS, Automatic.COMPILE, Automatic.GRAPHS})
+"""Spans that the trainer does not open itself: its collections, data, checkpoints and collectives have their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,8 @@ def run_worker(
         raise UsageError("RANK and WORLD_SIZE are not in the environment: start this under torchrun, or with --nproc.")
     config.validate(place.world_size)
     check_inputs(config)
-    device = _choose_device(place)
+    device = _choose_device(place, config.parallel.backend)
+    close = shutdown if recorder is None else recorder.close
     if recorder is None:
         if not _has_name(config, os.environ):
             _join(config, place, device, rendezvous)  # all ranks take the name from rank 0, which they meet only there
@@ -89,13 +98,13 @@ def run_worker(
         result = Trainer(config, recorder, device, progress if place.rank == 0 else None).run()
         dist.destroy_process_group()
     except KeyboardInterrupt:
-        recorder.close("interrupted")
+        close("interrupted")
         raise
     except BaseException as error:
         recorder.exception(error)
-        recorder.close("crashed")
+        close("crashed")
         raise
-    recorder.close("finished")
+    close("finished")
     return result
 
 
@@ -131,28 +140,37 @@ def open_worker_recorder(
         local_world_size=place.local_world_size,
         spool=spool,
         device=uuid,
+        cadence=chosen_cadence(who.run),
     )
     recorder = open_recorder(settings)
     if (agent := serve_fallback(recorder, spool, record.store.absolute())) is not None:
         agent.leave()
-    install(recorder)
+    install(recorder, AUTOMATIC)
+    if isinstance(recorder, Recorder):
+        join_exchange(recorder, replace(who, **asdict(place)))
     return recorder, replace(config, record=replace(record, run=who.run, attempt=who.attempt))
 
 
-def _choose_device(place: Place) -> torch.device:
+def _choose_device(place: Place, backend: Backend) -> torch.device:
+    """The rank's own GPU; with gloo the ranks share what there is; the CPU where there is none."""
     if not torch.cuda.is_available():
+        if backend is Backend.NCCL:
+            raise MegascopeError("parallel.backend is nccl, but there is no GPU: set it to auto, or to gloo.")
         return torch.device("cpu")
-    if place.local_rank >= torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    if place.local_rank >= count and backend is not Backend.GLOO:
         raise MegascopeError(
-            f"Local rank {place.local_rank} has no GPU: this host has {torch.cuda.device_count()}. "
-            "Start fewer processes, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU."
+            f"Local rank {place.local_rank} has no GPU: this host has {count}. "
+            "Start fewer processes, let them share it with --backend gloo, or hide the GPUs with CUDA_VISIBLE_DEVICES= "
+            "to train on the CPU."
         )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", place.local_rank % count)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _join(config: TrainConfig, place: Place, device: torch.device, rendezvous: socket.socket | None) -> None:
-    """Initialise the default process group: gloo on a CPU, NCCL on CUDA."""
+    """Initialise the default process group: gloo on a CPU, NCCL on CUDA unless gloo is asked for."""
     if dist.is_initialized():
         return
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and os.environ.get(SHARED_STORE_VARIABLE) != "1":
@@ -161,7 +179,7 @@ def _join(config: TrainConfig, place: Place, device: torch.device, rendezvous: s
         )
     if device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_world_size))
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" and config.parallel.backend is not Backend.GLOO else "gloo"
     timeout = timedelta(seconds=config.parallel.timeout_s)
     if "MEGASCOPE_PORT" not in os.environ:
         dist.init_process_group(backend, timeout=timeout)

@@ -37,7 +37,7 @@ def lines_of(spool: Path) -> list[dict[str, Any]]:
 
 
 def test_segments_steps_and_the_decorator_are_recorded(spool: Path) -> None:
-    megascope.init(spool=spool, agent=False, run="r", configuration={"lr": 0.1})
+    megascope.init(spool=spool, agent=False, run="r", configuration={"lr": 0.1}, automatic="none")
 
     @megascope.timed(kind="data")
     def load() -> int:

@@ -22,6 +22,10 @@ class FakeStream:
         assert event.moment_ms is not None
         self.drained_ms = max(self.drained_ms, event.moment_ms)
 
+    def wait_stream(self, other: FakeStream) -> None:
+        """Later work waits for everything that the other stream has now."""
+        self.drained_ms = max(self.drained_ms, other.drained_ms)
+
 
 class FakeEvent:
     """A timing event. Like CUDA's, it raises when asked for a time that is not there yet."""

@@ -6,19 +6,24 @@ import json
 import logging
 import shutil
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megascope.profiler.box import BoxReader
 from megascope.profiler.errors import MegascopeError, UsageError
+from megascope.profiler.metadata import read_metadata
 from megascope.profiler.null import NullRecorder
+from megascope.profiler.opening import open_recorder
 from megascope.trainer.checkpoint_files import committed_steps, shard_path, step_folder
 from megascope.trainer.config import CheckpointConfig, TrainConfig
 from megascope.trainer.inputs import check_inputs
 from megascope.trainer.loop import TrainResult
 from megascope.trainer.worker import run_worker
 from support.forkrun import fork_ranks, run_ranks
+from support.recording import settings
 from support.training import run_config, small_config
 
 STEPS = 12
@@ -44,6 +49,31 @@ def test_resume_after_sigkill_is_bit_identical(tmp_path: Path) -> None:
         assert result.losses == expected.losses[result.start_step :]
         assert result.grad_norms == expected.grad_norms[result.start_step :]
     assert committed_steps(tmp_path) == [12, 8]
+
+
+def test_the_stages_of_a_checkpoint_are_spans(tmp_path: Path) -> None:
+    def train(spool: Path) -> Counter[tuple[str, str | None]]:
+        recorder = open_recorder(settings(spool))
+        run_worker(config_with(tmp_path / "checkpoints", steps=4, dp=1), recorder)
+        box = spool / "run" / "0" / "rank-00000.box"
+        lines = [line for _, line in read_metadata(box.with_suffix(".meta.jsonl")) if line["kind"] == "segment"]
+        names = {line["index"]: str(line["name"]) for line in lines}
+        reader = BoxReader(box)
+        records = [record for ring in range(reader.layout.rings) for record in reader.read_ring(ring, 0).records]
+        found = [(names[int(record["segment"])], names.get(int(record["parent"]))) for record in records]
+        return Counter((name, parent) for name, parent in found if name.startswith("checkpoint_"))
+
+    (first,) = run_ranks(1, lambda: train(tmp_path / "first"))
+    assert first == {
+        ("checkpoint_load", None): 1,  # there was nothing to load
+        ("checkpoint_snapshot", None): 1,
+        ("checkpoint_save", None): 1,
+        ("checkpoint_write", "checkpoint_save"): 2,  # the shard and its description
+        ("checkpoint_sync", "checkpoint_save"): 4,  # each file and its folder
+        ("checkpoint_rename", "checkpoint_save"): 2,
+    }
+    (second,) = run_ranks(1, lambda: train(tmp_path / "second"))
+    assert second == {("checkpoint_load", None): 1}
 
 
 @pytest.fixture(scope="module")

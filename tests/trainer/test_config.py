@@ -20,8 +20,8 @@ data.eval_share data.limit_bytes data.text data.tokenizer
 fault
 model.feed_forward model.heads model.init_std model.layers model.parallel_block model.precision model.rotary_base
 model.sequence model.vocabulary model.width model.window
-parallel.bucket_bytes parallel.chunks parallel.dp parallel.order parallel.overlap parallel.pp parallel.recv_ahead
-parallel.timeout_s parallel.tp
+parallel.backend parallel.bucket_bytes parallel.chunks parallel.dp parallel.order parallel.overlap parallel.pp
+parallel.recv_ahead parallel.timeout_s parallel.tp
 record.attempt record.enabled record.run record.spool record.store
 train.batch train.beta1 train.beta2 train.clip train.epsilon train.eval_batches train.eval_every train.learning_rate
 train.log_every train.microbatches train.min_learning_rate train.seed train.steps train.warmup_steps train.weight_decay
@@ -51,6 +51,7 @@ def test_every_setting_is_a_flag_of_the_same_name(flag: str) -> None:
         "data.text": ["text.txt"],
         "checkpoint.folder": ["folder"],
         "parallel.order": ["dp", "tp", "pp"],
+        "parallel.backend": ["gloo"],
     }
     section, _, name = flag.partition(".")
     default = getattr(TrainConfig(), section)

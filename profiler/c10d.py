@@ -1,0 +1,73 @@
+"""Spans for collectives and p2p operations of code that uses torch.distributed directly: on and off again."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from .c10d_groups import Groups
+from .c10d_hooks import has_hooks, install_hooks
+from .c10d_kernels import install_kernels
+from .c10d_spans import OperationSpans
+from .null import NullRecorder
+from .patching import Undo, replace
+from .recorder import Recorder
+from .topology import Topology
+
+
+def install_collectives(recorder: Recorder | NullRecorder, topology: Topology | None) -> Undo | None:
+    """Record every c10d operation of this process; what is returned takes it all off again.
+
+    None while torch.distributed is not loaded. Operations are seen where torch dispatches them, so that it does not
+    matter who issues them: a public function, DDP's reducer, FSDP, compiled code.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return None
+    import torch  # noqa: PLC0415  (loaded already)
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415
+
+    cuda = torch.cuda if torch.cuda.is_available() else None
+    spans = OperationSpans(recorder, Groups(recorder, topology), c10d.Work.wait, cuda)
+    if has_hooks(c10d.ProcessGroup):
+        undo = install_hooks(spans, distributed.distributed_c10d, cuda)
+    else:
+        undo = install_kernels(spans, cuda)
+    undone = [undo, *_wrap_methods(spans, c10d)]
+
+    def uninstall() -> None:
+        for step in undone:
+            step()
+        spans.close()
+
+    return uninstall
+
+
+def _wrap_methods(spans: OperationSpans, c10d: Any) -> list[Undo]:
+    """Time the waits in Python, and see which operations are coalesced into one."""
+    start, end, wait = c10d.ProcessGroup._start_coalescing, c10d.ProcessGroup._end_coalescing, c10d.Work.wait
+
+    @functools.wraps(wait)
+    def timed_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        return spans.wait(work, *args, **kwargs)
+
+    @functools.wraps(start)
+    def start_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+        spans.start_batch()
+        return start(group, *args, **kwargs)
+
+    @functools.wraps(end)
+    def end_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+        work = None
+        try:
+            work = end(group, *args, **kwargs)
+        finally:
+            spans.end_batch(work)
+        return work
+
+    return [
+        replace(c10d.Work, "wait", timed_wait),
+        replace(c10d.ProcessGroup, "_start_coalescing", start_coalescing),
+        replace(c10d.ProcessGroup, "_end_coalescing", end_coalescing),
+    ]
