@@ -1,9 +1,20 @@
 """What the collector can take: spans a second and core from box to committed file, and bytes a span in the store.
 
-A host of 8 ranks of a pp x dp x tp job: 404 spans a rank and step (forward, backward, tensor-parallel collectives,
-p2p, optimizer), durations log-normal around their means at nanosecond resolution. The spans lie in real black boxes;
-the agent's own code drains them, makes rows, writes Parquet, merges and commits. Only that is timed (CPU time of the
-process); filling the boxes is not. Bytes are those after compaction: all spans of the block in one sorted file.
+A host of 8 ranks of a pp x dp x tp job on GPUs: 404 spans a rank and step (forward, backward, tensor-parallel
+collectives, p2p, optimizer). The spans lie in real black boxes; the agent's own code drains them, makes rows and
+rollups, writes Parquet and commits, and merges where its rules say so. Only that is timed: CPU time of the process
+(``spans_per_second_per_core``), and wall time beside it. Bytes are those after compaction: all spans of the block in
+one sorted file; what it costs to write a span again into such a file is ``compaction_ns_per_span``.
+
+Bytes depend on how much of a time is chance, so the content is what a job would leave, and no more:
+
+* Durations vary as in production: compute by 2 %, collectives that nobody is late for by 3 %, receiving (which waits
+  for the sender) by 60 %, the optimizer by 0.5 %: robust deviations from each rank's median in ByteDance's traces.
+* Device times have what `device_clock` makes of the GPU's ticks of 32 ns: float32 milliseconds since a reference that
+  is at most 0.4 s old. The agent then rounds them to `DEVICE_TICK_NS`, half of the resolution of about 0.5 us that
+  CUDA states; ``bytes_per_span_at_gpu_tick`` is what spans would take if it rounded to the GPU's tick only.
+* Enqueue times are the host's: gaps between real readings of the clock around a launch's worth of Python, measured
+  here, at the grain that this machine's clock has (``host_clock_grain_ns``).
 """
 
 from __future__ import annotations
@@ -19,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megascope.collectors import event_rows
 from megascope.collectors.agent import Agent, AgentSettings
 from megascope.collectors.parquet import conform, sort_rows, write_parquet
 from megascope.collectors.schemas import TABLES
@@ -31,15 +44,15 @@ from megascope.profiler.box import (
     ABSENT_I32,
     ABSENT_I64,
     ABSENT_INDEX,
-    HEADER_BYTES,
+    RAW,
     RECORD,
-    WORD_HEADS,
     BoxLayout,
 )
+from megascope.profiler.box_format import as_written
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology
-from megascope.profiler.vocabulary import SegmentKind
+from megascope.profiler.vocabulary import CLOCK_CODES, Clock, SegmentKind
 
 from .machine import report
 
@@ -47,29 +60,39 @@ MESH = Topology.of(pp=2, dp=2, tp=2)
 MICROBATCHES = 10
 LAYERS = 4
 SPANS_PER_STEP = 404
-STEPS_PER_ROUND = 20
+STEPS_PER_ROUND = 40
 ROUNDS = 16
+GPU_TICK_NS = 32
+REFERENCE_NS = 400_000_000
 
 _KINDS = {
-    "forward": (SegmentKind.COMPUTE, None, 8_000_000),
-    "backward": (SegmentKind.COMPUTE, None, 16_000_000),
-    "tp_all_gather": (SegmentKind.COLLECTIVE, "tp", 300_000),
-    "tp_reduce_scatter": (SegmentKind.COLLECTIVE, "tp", 350_000),
-    "send_forward": (SegmentKind.P2P, "pp", 120_000),
-    "recv_backward": (SegmentKind.P2P, "pp", 900_000),
-    "optimizer": (SegmentKind.OPTIMIZER, None, 5_000_000),
+    "forward": (SegmentKind.COMPUTE, None, 8_000_000, 0.02),
+    "backward": (SegmentKind.COMPUTE, None, 16_000_000, 0.02),
+    "tp_all_gather": (SegmentKind.COLLECTIVE, "tp", 300_000, 0.03),
+    "tp_reduce_scatter": (SegmentKind.COLLECTIVE, "tp", 350_000, 0.03),
+    "send_forward": (SegmentKind.P2P, "pp", 120_000, 0.03),
+    "recv_backward": (SegmentKind.P2P, "pp", 900_000, 0.6),
+    "optimizer": (SegmentKind.OPTIMIZER, None, 5_000_000, 0.005),
 }
+"""Kind, axis, median duration in ns, and spread of its logarithm."""
+
+_COMPUTE_STREAM, _COMM_STREAM = 1, 2
+Times = npt.NDArray[np.int64]
+
+
+def step_names() -> list[tuple[str, int]]:
+    """Segment and micro-batch of the spans of one step, in the order of their end."""
+    names: list[tuple[str, int]] = []
+    for microbatch in range(MICROBATCHES):
+        for outer, transfer in (("forward", "send_forward"), ("backward", "recv_backward")):
+            names += [("tp_all_gather", microbatch), ("tp_reduce_scatter", microbatch)] * (2 * LAYERS)
+            names += [(outer, microbatch)] + [(transfer, microbatch)] * 3
+    return names + [("optimizer", ABSENT_I32)] * (SPANS_PER_STEP - len(names))
 
 
 def step_template(indices: dict[str, int], groups: dict[str, int]) -> np.ndarray[Any, Any]:
-    """The spans of one step of one rank in the order of their end, without times."""
-    names: list[tuple[str, int]] = []
-    for microbatch in range(MICROBATCHES):
-        for outer in ("forward", "backward"):
-            pairs = [("tp_all_gather", microbatch), ("tp_reduce_scatter", microbatch)]
-            names += pairs * (2 * LAYERS) + [(outer, microbatch)]
-            names += [("send_forward" if outer == "forward" else "recv_backward", microbatch)] * 3
-    names += [("optimizer", ABSENT_I32)] * (SPANS_PER_STEP - len(names))
+    """The spans of one step of one rank without times; no collective or transfer is its own parent."""
+    names = step_names()
     records = np.zeros(len(names), RECORD)
     records["segment"] = [indices[name] for name, _ in names]
     records["microbatch"] = [microbatch for _, microbatch in names]
@@ -77,16 +100,79 @@ def step_template(indices: dict[str, int], groups: dict[str, int]) -> np.ndarray
     records["group"] = [ABSENT_INDEX if axis is None else groups[axis] for axis in axes]
     records["peer"] = [1 if axis == "pp" else ABSENT_I32 for axis in axes]
     records["size_bytes"] = [ABSENT_I64 if axis is None else 2**22 for axis in axes]
-    records["duration_ns"] = [_KINDS[name][2] for name, _ in names]
     records["parent"] = [indices["forward"] if axis == "tp" else ABSENT_INDEX for axis in axes]
-    records["chunk"] = ABSENT_I16
+    records["stream"] = [_COMPUTE_STREAM if axis is None else _COMM_STREAM for axis in axes]
+    records["chunk"], records["clock"] = ABSENT_I16, CLOCK_CODES.index(Clock.DEVICE)
     return records
+
+
+def host_gaps(count: int = 1 << 14) -> tuple[Times, int]:
+    """Gaps between launches as this host's clock sees them, and the grain of that clock, both in ns."""
+    matrix, readings = np.ones((16, 16)), []
+    for _ in range(count):
+        np.dot(np.dot(matrix, matrix), np.dot(matrix, matrix))
+        readings.append(time.monotonic_ns())
+    gaps = np.diff(np.array(readings))
+    short = np.diff([time.monotonic_ns() for _ in range(count)])
+    seen = np.unique(short[(short > 0) & (short < 200)])
+    grain = int(np.median(np.diff(seen)[np.diff(seen) > 1])) if (np.diff(seen) > 1).any() else 1
+    return np.minimum(gaps, 1_000_000), grain
+
+
+class StepTimes:
+    """Makes the times of one rank's steps: kernels of a stream one after the other, as `device_clock` reports them."""
+
+    def __init__(self, rank: int, gaps: Times) -> None:
+        self._random = np.random.default_rng(rank)
+        self._gaps = gaps
+        names = [name for name, _ in step_names()]
+        self._medians = np.array([_KINDS[name][2] for name in names])
+        self._spreads = np.array([_KINDS[name][3] for name in names])
+        kinds = np.array([_KINDS[name][1] or "work" for name in names])
+        self._is_tp, self._is_recv = kinds == "tp", np.array(names) == "recv_backward"
+        self.is_work = kinds == "work"
+        # Collectives lie inside the work that ends next: an equal part of its compute comes before each, one behind.
+        self._outer = np.searchsorted(np.flatnonzero(self.is_work), np.arange(len(names)))
+        self._inside = np.bincount(self._outer[self._is_tp], minlength=int(self.is_work.sum()))
+
+    def make(self, now_ns: int) -> dict[str, Times]:
+        """Columns start, duration, self, exposed and begun of one step that begins at ``now_ns``, and its end."""
+        random, count = self._random, len(self._medians)
+        took = self._medians * np.exp(self._spreads * random.standard_normal(count))
+        launch = random.gamma(4, 1500, count)
+        handover = random.gamma(4, 400, count)
+        exposed = np.where(self._is_tp | self._is_recv, took + handover, 0.0)
+        share = took[self.is_work] / (self._inside + 1)
+        before = np.where(self._is_tp, share[self._outer] * np.exp(0.02 * random.standard_normal(count)), 0.0)
+        alone = np.where(self.is_work, share[self._outer], np.where(self._is_tp, 0.0, 3000.0))
+        ends = np.cumsum(before + exposed + alone + np.where(self._is_tp, 0.0, launch))
+        starts = ends - np.where(self._is_tp, exposed, np.where(self._is_recv, exposed + launch, launch + 3000.0))
+        inner = np.bincount(self._outer[self._is_tp], (before + exposed)[self._is_tp], len(self._inside))
+        waited = np.bincount(self._outer[self._is_tp], exposed[self._is_tp], len(self._inside))
+        work_ends = (ends - launch)[self.is_work]
+        starts[self.is_work] = work_ends - share - inner
+        took[self.is_work] = share + inner
+        start, end = self._on_device(now_ns, starts), self._on_device(now_ns, starts + took)
+        waits = self._on_device(now_ns, starts + exposed) - start
+        own = end - start
+        own[self.is_work] -= waited.astype(np.int64)
+        first = random.integers(0, len(self._gaps) - count)
+        begun = now_ns - 5_000_000 + np.cumsum(self._gaps[first : first + count])
+        exposed_ns = np.where(self.is_work, ABSENT_I64, waits)
+        columns = {"start_ns": start, "duration_ns": end - start, "self_ns": own, "exposed_ns": exposed_ns}
+        return columns | {"begun_ns": begun, "end_ns": np.array([now_ns + int(ends[-1])])}
+
+    def _on_device(self, now_ns: int, offsets: npt.NDArray[np.float64]) -> Times:
+        ticks = np.round((now_ns + offsets) / GPU_TICK_NS).astype(np.int64) * GPU_TICK_NS
+        reference = ticks // REFERENCE_NS * REFERENCE_NS
+        elapsed_ms = ((ticks - reference) / 1e6).astype(np.float32)
+        return reference + np.round(elapsed_ms.astype(np.float64) * 1e6).astype(np.int64)
 
 
 class Source:
     """A rank's black box, filled by hand: what 404 calls a step would have left in it."""
 
-    def __init__(self, spool: Path, rank: int) -> None:
+    def __init__(self, spool: Path, rank: int, gaps: Times) -> None:
         layout = BoxLayout(slots=64, rings=1, ring_records=16384, groups=16)
         settings = RecorderSettings(
             run="bench", attempt=0, rank=rank, world_size=MESH.world_size, spool=spool, layout=layout
@@ -95,15 +181,14 @@ class Source:
         assert isinstance(recorder, Recorder)
         self.recorder = recorder
         recorder.topology(MESH, rank)
-        indices = {name: recorder.segment(name, kind, axis) for name, (kind, axis, _) in _KINDS.items()}
+        indices = {name: recorder.segment(name, kind, axis) for name, (kind, axis, _, _) in _KINDS.items()}
         groups = {axis: recorder.group(axis, MESH.group(axis, rank)) for axis in ("tp", "pp")}
         self._template = step_template(indices, groups)
-        self._random = np.random.default_rng(rank)
+        self._times = StepTimes(rank, gaps)
         path = spool / "bench" / "0" / f"rank-{rank:05d}.box"
         whole = np.memmap(path, np.uint8, "r+")
-        self._words = whole[:HEADER_BYTES].view("<i8")
         first = layout.rings_offset
-        self._ring = whole[first : first + layout.ring_records * RECORD.itemsize].view(RECORD)
+        self._ring = whole[first : first + layout.ring_records * RAW.itemsize].view(RAW)
         self._now_ns = time.monotonic_ns()
         self._count = self._step = 0
         self._sequence = np.zeros(16, np.int64)
@@ -116,29 +201,20 @@ class Source:
 
     def _add_step(self) -> None:
         records = self._template.copy()
-        jitter = self._random.lognormal(0, 0.05, len(records))
-        records["duration_ns"] = (records["duration_ns"] * jitter).astype(np.int64)
-        is_work = records["group"] == ABSENT_INDEX
-        gaps = np.where(is_work, 0, records["duration_ns"]) + self._random.integers(500, 50_000, len(records))
-        ends = self._now_ns + np.cumsum(gaps)
-        records["start_ns"] = records["begun_ns"] = ends - records["duration_ns"]
-        records["self_ns"] = np.where(is_work, (records["duration_ns"] * 0.7).astype(np.int64), records["duration_ns"])
-        waits = self._random.integers(1_000, 60_000, len(records))
-        records["exposed_ns"] = np.where(is_work, ABSENT_I64, waits)
+        times = self._times.make(self._now_ns)
+        self._now_ns = int(times.pop("end_ns")[0])
+        for name, values in times.items():
+            records[name] = values
         records["sequence"] = ABSENT_I64
-        for group in np.unique(records["group"][~is_work]):
+        for group in np.unique(records["group"][~self._times.is_work]):
             places = np.flatnonzero(records["group"] == group)
             records["sequence"][places] = self._sequence[group] + np.arange(1, len(places) + 1)
             self._sequence[group] += len(places)
         records["step"] = self._step
-        serials = np.arange(self._count + 1, self._count + len(records) + 1)
-        for name in ("serial", "serial_begin", "serial_end"):
-            records[name] = serials
-        self._ring[np.arange(self._count, self._count + len(records)) % len(self._ring)] = records
+        raw = as_written(records, self._count, len(self._ring))
+        self._ring[np.arange(self._count, self._count + len(records)) % len(self._ring)] = raw
         self._count += len(records)
         self._step += 1
-        self._now_ns = int(ends[-1])
-        self._words[WORD_HEADS] = self._count
 
 
 @contextlib.contextmanager
@@ -149,35 +225,48 @@ def _folder() -> Iterator[Path]:
         yield Path(spool)
 
 
-def collect(spool: Path, store: Path) -> tuple[int, float]:
-    """Fill and drain by turns; the number of spans and the CPU seconds that draining them took."""
-    sources = [Source(spool, rank) for rank in range(MESH.world_size)]
+class Stopwatch:
+    """CPU seconds of this process, and wall seconds, within `with` blocks."""
+
+    def __init__(self) -> None:
+        self.cpu_s = self.wall_s = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what happens inside."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield
+        self.cpu_s += time.process_time() - cpu
+        self.wall_s += time.perf_counter() - wall
+
+
+def collect(spool: Path, store: Path, gaps: Times, rounds: int = ROUNDS) -> tuple[int, Stopwatch]:
+    """Fill and drain by turns; the number of spans and the time that draining them took."""
+    sources = [Source(spool, rank, gaps) for rank in range(MESH.world_size)]
     agent = Agent(AgentSettings(spool=spool, store=store, catalog_s=1e9), threading.Event())
     agent.poll(flush=True)
-    spans, seconds = 0, 0.0
-    for _ in range(ROUNDS):
+    spans, watch = 0, Stopwatch()
+    for _ in range(rounds):
         spans += sum(source.fill(STEPS_PER_ROUND) for source in sources)
-        before = time.process_time()
-        agent.poll(flush=True)
-        seconds += time.process_time() - before
+        with watch.running():
+            agent.poll()
     for source in sources:
         source.recorder.close()
-    before = time.process_time()
-    agent.poll(flush=True)
-    seconds += time.process_time() - before
+    with watch.running():
+        agent.poll(flush=True)
     agent.close()
-    return spans, seconds
+    return spans, watch
 
 
-def compacted_bytes(store: Path, spans: int) -> dict[str, float]:
-    """Bytes a span of every column, once all spans of the block lie in one sorted file."""
-    with Store(store) as reader:
-        attempt = reader.attempt()
-        parts = [pq.ParquetFile(path).read() for path in reader.files("events", attempt)]
-    rows = pa.concat_tables(parts)
-    assert rows.num_rows == spans, "the collector lost or doubled spans"
-    path = store / "compacted.parquet"
-    write_parquet(sort_rows("events", conform(TABLES["events"], attempt.run, attempt.attempt, rows, ())), path)
+def compacted_bytes(store: Path, spans: int) -> tuple[dict[str, float], float]:
+    """Bytes a span of every column, once all spans of the block lie in one sorted file; CPU seconds that this took."""
+    watch, path = Stopwatch(), store / "compacted.parquet"
+    with watch.running():
+        with Store(store) as reader:
+            attempt = reader.attempt()
+            rows = pa.concat_tables([pq.ParquetFile(path).read() for path in reader.files("events", attempt)])
+        assert rows.num_rows == spans, "the collector lost or doubled spans"
+        write_parquet(sort_rows("events", conform(TABLES["events"], attempt.run, attempt.attempt, rows, ())), path)
     metadata = pq.ParquetFile(path).metadata
     sizes: dict[str, int] = {}
     for group in range(metadata.num_row_groups):
@@ -185,21 +274,69 @@ def compacted_bytes(store: Path, spans: int) -> dict[str, float]:
             chunk = metadata.row_group(group).column(column)
             sizes[chunk.path_in_schema] = sizes.get(chunk.path_in_schema, 0) + chunk.total_compressed_size
     sizes["(file)"] = path.stat().st_size - sum(sizes.values())
-    return {name: round(size / spans, 4) for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])}
+    by_column = {name: round(size / spans, 4) for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])}
+    return by_column, watch.cpu_s
+
+
+def idle_percent(spool: Path, store: Path, seconds: float = 6.0) -> float:
+    """Share of a core that the agent takes of a host whose ranks are all in the middle of a step: polls, heartbeats
+    every second, health samples, commits."""
+    recorders = []
+    for rank in range(MESH.world_size):
+        settings = RecorderSettings(run="idle", attempt=0, rank=rank, world_size=MESH.world_size, spool=spool)
+        recorders.append(recorder := open_recorder(settings))
+        assert isinstance(recorder, Recorder)
+        recorder.step(0)
+        recorder.begin(recorder.segment("forward"))
+    agent_settings = AgentSettings(spool=spool, store=store, stall_s=1e9)
+    agent = Agent(agent_settings, threading.Event())
+    agent.poll(flush=True)
+    watch, end = Stopwatch(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(agent_settings.poll_s)
+        with watch.running():
+            agent.poll()
+    for recorder in recorders:
+        recorder.close()
+    agent.close()
+    return 100 * watch.cpu_s / seconds
+
+
+def bytes_at_gpu_tick(gaps: Times, rounds: int = 4) -> float:
+    """Bytes a span if times of the device were rounded to the GPU's tick only."""
+    grain, event_rows.DEVICE_TICK_NS = event_rows.DEVICE_TICK_NS, GPU_TICK_NS
+    try:
+        with _folder() as spool, tempfile.TemporaryDirectory() as store:
+            spans, _ = collect(spool, Path(store), gaps, rounds)
+            return sum(compacted_bytes(Path(store), spans)[0].values())
+    finally:
+        event_rows.DEVICE_TICK_NS = grain
 
 
 def main() -> None:
     """Measure and print."""
+    gaps, grain_ns = host_gaps()
     with _folder() as spool, tempfile.TemporaryDirectory() as store:
-        spans, seconds = collect(spool, Path(store))
+        spans, watch = collect(spool, Path(store), gaps)
         peak_rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        by_column = compacted_bytes(Path(store), spans)
+        by_column, compaction_s = compacted_bytes(Path(store), spans)
+    with _folder() as spool, tempfile.TemporaryDirectory() as store:
+        idle = idle_percent(spool, Path(store))
+    at_gpu_tick = bytes_at_gpu_tick(gaps)
+    total = sum(by_column.values())
     values = {
         "spans": spans,
-        "spans_per_second_per_core": round(spans / seconds),
-        "bytes_per_span": round(sum(by_column.values()), 3),
+        "spans_per_second_per_core": round(spans / watch.cpu_s),
+        "spans_per_second_wall": round(spans / watch.wall_s),
+        "compaction_ns_per_span": round(compaction_s / spans * 1e9),
+        "bytes_per_span": round(total, 3),
+        "bytes_per_span_without_enqueue": round(total - by_column["enqueue_ns"], 3),
         "bytes_by_column": by_column,
+        "bytes_per_span_at_gpu_tick": round(at_gpu_tick, 3),
+        "device_grain_ns": event_rows.DEVICE_TICK_NS,
+        "host_clock_grain_ns": grain_ns,
         "peak_rss_mib": round(peak_rss_mib, 1),
+        "idle_percent_of_a_core": round(idle, 2),
     }
     report("collector", values)
 

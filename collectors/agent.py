@@ -15,17 +15,22 @@ from pathlib import Path
 import duckdb
 
 from ..profiler.errors import MegascopeError
+from .agent_spool import boxes, clear_away, patient_lock
+from .clock_watch import ClockWatch, presence_of
+from .compaction_idle import compact_if_alone
 from .health import HealthSampler
-from .locks import FileLock
 from .manifest import check_marker
 from .quota import Quota, default_quota
 from .run_drain import RunDrain
 from .store import Store
-from .writer import sweep
+from .sweeping import sweep
 
 log = logging.getLogger(__name__)
 
-FLUSH_ABOVE_SPANS = 200_000
+FLUSH_FROM_SPANS = 200_000
+"""Spans in memory that are written without waiting for ``flush_s``: larger files are not cheaper."""
+
+_MOST_LAST_POLLS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,10 @@ class AgentSettings:
     stop_grace_s: float = 3.0
     lock_patience_s: float = 10.0
 
+    def boxes(self) -> Iterator[Path]:
+        """The boxes in the spool that are meant."""
+        return boxes(self.spool, self.run, self.attempt)
+
 
 def run_agent(settings: AgentSettings, stop: threading.Event | None = None) -> int:
     """Run until told to stop (SIGTERM, SIGINT, ``stop``) or idle for ``idle_exit_s``; the exit code.
@@ -73,7 +82,7 @@ def _serve(settings: AgentSettings, ended: threading.Event) -> bool:
     """The life of one agent, under the spool's lock; whether boxes came too late for it and have no other agent."""
     lock = None
     if settings.run is None:
-        lock = _patient_lock(settings, ended)
+        lock = patient_lock(settings.spool, settings.lock_patience_s, ended)
         if lock is None:
             log.warning("Another agent serves the spool %s: this one ends.", settings.spool)
             return False
@@ -84,31 +93,9 @@ def _serve(settings: AgentSettings, ended: threading.Event) -> bool:
     finally:
         agent.close()
         if lock is not None:
-            lock.release()
-    return not ended.is_set() and not known.issuperset(_boxes(settings))
-
-
-def _patient_lock(settings: AgentSettings, ended: threading.Event) -> FileLock | None:
-    """The spool's lock. Who holds it may be past its last look at the boxes: that one is given time to end."""
-    give_up_at = time.monotonic() + settings.lock_patience_s
-    try:
-        settings.spool.mkdir(parents=True, exist_ok=True)
-        while True:
-            lock = FileLock.acquire(settings.spool / "agent.lock")
-            if lock is not None or time.monotonic() >= give_up_at or ended.wait(0.1):
-                return lock
-    except OSError as error:
-        raise MegascopeError(f"The spool {settings.spool} cannot be used ({error}): give another folder.") from error
-
-
-def _boxes(settings: AgentSettings) -> Iterator[Path]:
-    """The boxes in the spool that the settings name: in folders of runs, in folders with numbers for names."""
-    with contextlib.suppress(FileNotFoundError):
-        for path in sorted(settings.spool.glob("*/*/*.box")):
-            run, attempt = path.parts[-3:-1]
-            is_wanted = attempt.isdecimal() and settings.run in (None, run)
-            if is_wanted and settings.attempt in (None, int(attempt)):
-                yield path
+            lock.release(delete=True)
+            clear_away(settings.spool)
+    return not ended.is_set() and not known.issuperset(settings.boxes())
 
 
 class _Timer:
@@ -134,6 +121,7 @@ class Agent:
         limit = settings.quota_bytes if settings.quota_bytes is not None else default_quota(settings.store)
         self._quota = Quota(settings.store, limit)
         self._health = HealthSampler()
+        self._clocks = ClockWatch(settings.store)
         self._flush_timer, self._heartbeat_timer = _Timer(settings.flush_s), _Timer(settings.heartbeat_s)
         self._health_timer, self._catalog_timer = _Timer(settings.health_s), _Timer(settings.catalog_s)
         self._busy_at = time.monotonic()
@@ -154,12 +142,27 @@ class Agent:
                     break
                 time.sleep(min(self.settings.poll_s, 0.1))
             else:
-                self._stop.wait(self.settings.poll_s)
+                self._stop.wait(0 if self.is_behind else self.settings.poll_s)
             self.poll()
-        self.poll(flush=True)
+        self._drain_rest()
+        if not self._stop.is_set() and not self.runs:
+            done = compact_if_alone(self.settings.store)
+            self._catalog_is_stale |= done is not None and done.files_before > 0
         if self._catalog_is_stale:
             self._write_catalog()
         self._sweep()
+
+    def _drain_rest(self) -> None:
+        """Poll and commit until nothing is left; a store that cannot be written leaves it in the boxes."""
+        for _ in range(_MOST_LAST_POLLS):
+            self.poll(flush=True)
+            if not self.is_behind or any(run.pending_spans for run in self.runs.values()):
+                return
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last poll left spans in the boxes because there were too many for one."""
+        return any(attempt.has_backlog for run in self.runs.values() for attempt in run.attempts.values())
 
     def poll(self, *, flush: bool = False) -> None:
         """One round: look at all boxes, and flush when it is time, when much is pending, or when an attempt ended."""
@@ -169,12 +172,13 @@ class Agent:
                 self.runs[run].poll(numbers, self.settings.stall_s, heartbeat=heartbeat)
         if self._health_timer.is_due():
             self._sample_health()
-        pending = sum(run.pending_spans for run in self.runs.values())
+        is_much = sum(run.pending_spans for run in self.runs.values()) >= FLUSH_FROM_SPANS
         has_ended = any(attempt.is_over for run in self.runs.values() for attempt in run.attempts.values())
-        if flush or has_ended or pending > FLUSH_ABOVE_SPANS or self._flush_timer.is_due():
+        if flush or has_ended or is_much or self.is_behind or self._flush_timer.is_due():
             self.flush()
         if self._catalog_is_stale and self._catalog_timer.is_due():
             self._write_catalog()
+        self._clocks.poll(presence_of(self.runs))
         self._drop_finished()
 
     def flush(self) -> None:
@@ -197,13 +201,13 @@ class Agent:
 
     def known_boxes(self) -> set[Path]:
         """Boxes that this agent looked at, and those of runs that another agent holds."""
-        theirs = {path for path in _boxes(self.settings) if path.parts[-3] in self._refused}
+        theirs = {path for path in self.settings.boxes() if path.parts[-3] in self._refused}
         return theirs.union(*(run.known_boxes for run in self.runs.values()))
 
     def _found(self) -> dict[str, list[int]]:
         """Attempts in the spool by run."""
         found: dict[str, set[int]] = defaultdict(set)
-        for path in _boxes(self.settings):
+        for path in self.settings.boxes():
             run, attempt = path.parts[-3:-1]
             found[run].add(int(attempt))
         return {run: sorted(found[run]) for run in sorted({*self.runs, *found})}

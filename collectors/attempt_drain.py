@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from ..profiler.errors import FormatError
 from .attempt_tables import run_row, small_tables, worst_exit
+from .event_rows import SpanArrays, event_rows
+from .health import RECORDER_SPAN, judged
+from .heartbeat_rows import heartbeat
 from .incidents import SNAPSHOT_GAP_S, IncidentWatch
 from .outbox import UNFIT, Outbox, Whole
 from .processes import ProcessSample
 from .rank_drain import RankDrain
 from .rank_metadata import RankMetadata
-from .rows import event_rows
+from .rollup_drain import RollupDrain
 from .schemas import block_name
 from .writer import TableWriter
 
@@ -55,6 +56,7 @@ class AttemptDrain:
         self.is_over = False
         self.was_over = bool(known.get("over", False))
         self.outbox = Outbox(replaces=not self.was_over)
+        self._rollups = RollupDrain(run, attempt)
         self._boxes: dict[str, Any] = dict(known.get("boxes", {}))
         self._start_ns: int | None = known.get("start_ns")
         name = f"{run}/{attempt}/{socket.gethostname()}"
@@ -63,6 +65,7 @@ class AttemptDrain:
         self._given_up = set() if given_up is None else given_up
         self._described = -1
         self._said_goodbye: set[Path] = set()
+        self._calibrated: set[Path] = set()
         self._staged: dict[str, Any] = {}
         self._problems: set[str] = set()
 
@@ -79,7 +82,12 @@ class AttemptDrain:
     @property
     def pending_spans(self) -> int:
         """Spans read and not yet committed."""
-        return sum(len(records) for rank in self.ranks for records in rank.pending)
+        return sum(len(arrays) for rank in self.ranks for arrays in rank.pending)
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the last poll left spans in a box because there were too many for one."""
+        return any(rank.is_behind for rank in self.ranks)
 
     @property
     def has_news(self) -> bool:
@@ -117,9 +125,8 @@ class AttemptDrain:
     @property
     def now_ns(self) -> int:
         """UTC by the clock of the attempt: the host's monotonic clock and the base that its ranks took."""
-        bases = (rank.header.clock_base_ns for rank in self.ranks if rank.header is not None)
-        base_ns = next(bases, None)
-        return time.time_ns() if base_ns is None else base_ns + time.monotonic_ns()
+        headers = [rank.header for rank in self.ranks if rank.header is not None]
+        return next((header.now_ns for header in headers if header.is_of_this_boot), None) or time.time_ns()
 
     def add_health(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows of ``health`` that were sampled just now."""
@@ -128,10 +135,12 @@ class AttemptDrain:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def poll(self, *, heartbeat: bool, drain: bool = True) -> None:
-        """Look at every box once; ``drain`` False only watches, while the store cannot take more."""
+    def poll(self, *, heartbeat: bool, most: int) -> None:
+        """Look at every box once, and take at most so many spans; 0 only watches, while the store can take no more."""
         self._discover()
-        samples = {rank: self._look(rank, drain=drain) for rank in list(self.ranks)}
+        drain = most > 0
+        share = max(1, most // max(1, len(self.ranks)))  # each its part, so that none waits for all of another
+        samples = {rank: self._look(rank, share if drain else 0) for rank in list(self.ranks)}
         self._describe()
         self._incidents.check(self.ranks, self.outbox, self.now_ns)
         for rank in self.ranks:
@@ -149,12 +158,13 @@ class AttemptDrain:
                 self.outbox.put("runs", run_row(self._metadata(), self._first_moment_ns(), self._end_ns(), reason))
         self.outbox.put("incidents", Whole(self._incidents.rows()))
 
-    def _look(self, rank: RankDrain, *, drain: bool) -> ProcessSample | None:
+    def _look(self, rank: RankDrain, most: int) -> ProcessSample | None:
         """Read what is new of one rank; None where nothing could be read. A box full of nonsense is left alone."""
         try:
             sample = rank.sample()
-            if drain:
-                rank.drain()
+            rank.is_behind = False
+            if most:
+                rank.drain(most)
                 self.outbox.append("steps", ({"rank": rank.rank, **values} for values in rank.take_steps()))
         except OSError as error:
             self.say(f"{rank.path} cannot be read now ({error}): trying again.")
@@ -201,20 +211,11 @@ class AttemptDrain:
         assert rank.header is not None
         if rank.is_ended:
             self._said_goodbye.add(rank.path)
-        values = {
-            "rank": rank.rank,
-            "moment_ns": rank.header.clock_base_ns + time.monotonic_ns(),
-            "step": rank.reader.step,
-            "in_flight": rank.flights(),
-            "progress": rank.group_progress(),
-            "process_state": sample.state,
-            "cpu_ns": sample.cpu_ns,
-            "spans": rank.spans,
-            "lost_spans": rank.lost + rank.dropped,
-            "unslotted_spans": rank.reader.unslotted,
-            "lost_metadata": rank.lost_metadata,
-        }
-        self.outbox.append("heartbeats", [values])
+        if rank.path not in self._calibrated and not rank.is_resumed and rank.header.recorder_span_ns is not None:
+            self._calibrated.add(rank.path)
+            cost = judged(RECORDER_SPAN, rank.header.recorder_span_ns)
+            self.add_health([{"host": rank.header.host, "device": rank.header.device, **cost}])
+        self.outbox.append("heartbeats", [heartbeat(rank, sample)])
 
     # -- the attempt as a whole ---------------------------------------------------------------------------------
 
@@ -249,21 +250,17 @@ class AttemptDrain:
 
     def write(self, writer: TableWriter, *, with_events: bool) -> None:
         """Stage everything that is pending; without room for events, they are counted and dropped."""
-        by_block: dict[str, list[pa.Table]] = defaultdict(list)
+        by_block: dict[str, list[SpanArrays]] = defaultdict(list)
+        self._rollups.begin()
         for rank in self.ranks:
             if not with_events:
                 rank.drop_pending()
-            elif rank.pending and rank.header is not None:
-                records, base_ns = rank.take_pending(), rank.header.clock_base_ns
-                try:
-                    rows = event_rows(records, rank.rank, base_ns, rank.metadata.names)
-                except UNFIT as error:
-                    self.say(f"{rank.path} has spans that are none ({error}): they are dropped and counted.")
-                    rank.drop_pending()
-                else:
-                    by_block[block_name(rank.rank)].append(rows)
-        for block, tables in by_block.items():
-            writer.write("events", self.run, self.attempt, pa.concat_tables(tables), block=block)
+            for arrays in rank.pending:
+                by_block[block_name(rank.rank)].append(arrays)
+                self._rollups.add(arrays)
+        for block, parts in by_block.items():
+            writer.write("events", self.run, self.attempt, event_rows(parts), block=block)
+        self._rollups.write(writer, is_over=self.is_over)
         if not self.is_over:
             self._describe()  # a span may have brought a segment whose metadata was lost
         self.outbox.write(writer, self.run, self.attempt)
@@ -272,6 +269,7 @@ class AttemptDrain:
         """What was staged is in the store."""
         self._boxes.update(self._staged)
         self.outbox.committed()
+        self._rollups.committed()
         for rank in self.ranks:
             rank.committed()
 
@@ -287,7 +285,8 @@ class AttemptDrain:
             rank.path.unlink(missing_ok=True)
             rank.metadata.remove()
         if not any(self.folder.glob("*.box")):
-            (self.folder / "clock.json").unlink(missing_ok=True)
+            for clock in self.folder.glob("clock*.json"):
+                clock.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
                 self.folder.parent.rmdir()

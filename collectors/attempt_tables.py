@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from .clock_sql import OffsetSource
 from .outbox import Whole
-from .rank_metadata import Header, RankMetadata
+from .rank_metadata import RankMetadata
 
 _CRASHED = frozenset({"crashed", "exception"})
 """Reasons of an exit that mean a failure."""
@@ -28,7 +29,7 @@ def small_tables(ranks: Sequence[RankMetadata], start_ns: int) -> dict[str, Whol
         "groups": Whole([{"group": g.id, "kind": g.kind, "ranks": list(g.ranks)} for g in groups.values()]),
         "schedule": Whole(_schedule_rows(ranks)),
         "faults": Whole(_fault_rows(ranks)),
-        "clock_offsets": Whole(_clock_offsets([rank.header for rank in ranks if rank.header], start_ns)),
+        "clock_offsets": Whole(_clock_offsets(ranks, start_ns)),
     }
 
 
@@ -106,11 +107,22 @@ def _fault_rows(ranks: Sequence[RankMetadata]) -> list[dict[str, Any]]:
     return rows
 
 
-def _clock_offsets(headers: Sequence[Header], moment_ns: int) -> list[dict[str, Any]]:
-    """On one host all ranks share one clock, which is then the reference; between hosts nothing is known here."""
+def _clock_offsets(ranks: Sequence[RankMetadata], moment_ns: int) -> list[dict[str, Any]]:
+    """On one host all ranks share one clock, which is then the reference; on several, what messages between them told.
+
+    How ends of shared operations align several hosts can be seen only from the store as a whole: `clock_update`.
+    """
+    told = {
+        rank.header.host: {**rank.clock, "source": str(OffsetSource.EXCHANGE)}
+        for rank in ranks
+        if rank.header is not None and rank.clock is not None
+    }
+    if told:
+        return [{"host": host, **row} for host, row in sorted(told.items())]
+    headers = [rank.header for rank in ranks if rank.header is not None]
     hosts = {header.host for header in headers}
     if len(hosts) != 1 or len({header.rank for header in headers}) < headers[0].world_size:
         return []
     resolution_ns = max(1, round(time.get_clock_info("monotonic").resolution * 1e9))
     row = {"host": hosts.pop(), "moment_ns": moment_ns, "offset_ns": 0, "drift_ppb": 0.0}
-    return [{**row, "uncertainty_ns": resolution_ns}]
+    return [{**row, "uncertainty_ns": resolution_ns, "source": str(OffsetSource.HOST)}]

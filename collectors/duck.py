@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from ..profiler.errors import MegascopeError, UsageError
-from .views import identifier
+from .evolution import identifier
 
 _HUGEINT = pa.decimal128(38, 0)
 

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+
+Stage = Callable[[str], AbstractContextManager[Any]]
 
 
-def write_durably(path: Path, write: Callable[[Path], None]) -> int:
+def write_durably(
+    path: Path, write: Callable[[Path], None], *, stage: Stage = lambda _: contextlib.nullcontext()
+) -> int:
     """Let ``write`` fill a temporary file, force it to disk and rename it to ``path``; return its size in bytes.
+
+    ``stage`` gives the context in which each of the three happens: "write", "sync", "rename".
 
     The temporary name ends in ``.tmp``: DuckDB's globs do read names with a leading dot or underscore. On an error
     (OSError: full disk, no permission) the temporary file is removed and nothing is seen of it.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        write(temporary)
-        fd = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            size = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
-        temporary.replace(path)
+        with stage("write"):
+            write(temporary)
+        with stage("sync"):
+            size = _sync(temporary)
+        with stage("rename"):
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    with stage("sync"):
+        sync_folder(path.parent)
     return size
+
+
+def _sync(path: Path) -> int:
+    """Force a file to disk; its size in bytes."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

@@ -38,6 +38,8 @@ POWER = Metric("power_watts", 0.001, 5000)
 SM_CLOCK = Metric("sm_clock_mhz", 1, 10_000)
 UTILIZATION = Metric("utilization_percent", 0, 100)
 DEVICE_MEMORY = Metric("device_memory_used_bytes", 0, 2**50)
+RECORDER_SPAN = Metric("recorder_span_ns", 1, 1e6)
+"""What recording one span costs a rank, as it measured when it began; one row a rank."""
 
 
 def judged(metric: Metric, value: float | None) -> dict[str, Any]:

@@ -2,39 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .files import DamagedFile
-from .manifest import FileEntry, Manifest, manifest_folders, read_manifest, snapshot_numbers
+from .manifest import (
+    FileEntry,
+    Manifest,
+    Pruned,
+    is_compactor_folder,
+    manifest_folders,
+    read_manifest,
+    snapshot_numbers,
+)
 
 
 class Listing:
-    """The files of a store by table. ``unreadable`` are newest snapshots that cannot be read, by their folder."""
+    """The files of a store by table. ``unreadable`` are newest snapshots that cannot be read, by their folder.
+
+    Compactors come last: a writer drops a file only after a compactor's snapshot has replaced it, so that a reader
+    that saw the writer without the file sees the compactor's snapshot with it; and a file that both list is the
+    compactor's. A compactor forgets what it replaced only when the file is gone from the disk. So no order of reading
+    and no pause within it shows a row twice or leaves one out, and nothing has to hold still for it.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._manifests: dict[Path, tuple[int, Manifest | None]] = {}
         self.unreadable: dict[Path, DamagedFile] = {}
         self.entries: Mapping[str, Sequence[FileEntry]] = {}
+        self.replaced: frozenset[str] = frozenset()
+        self.pruned: Mapping[tuple[str, int], Sequence[Pruned]] = {}
         self.version: tuple[Any, ...] = ()
 
     def refresh(self) -> None:
         """Take over what was committed since; cheap when nothing was."""
-        folders = list(manifest_folders(self._root))
+        writers = [folder for folder in manifest_folders(self._root) if not is_compactor_folder(folder)]
+        changed = self._refresh(writers)
+        compactors = [folder for folder in manifest_folders(self._root) if is_compactor_folder(folder)]
+        changed |= self._refresh(compactors)
+        for folder in set(self._manifests) - {*writers, *compactors}:
+            del self._manifests[folder]
+            self.unreadable.pop(folder, None)
+            changed = True
+        if changed:
+            self._index()
+
+    def manifests(self) -> Mapping[Path, Manifest]:
+        """The newest readable snapshot of every writer by its folder, those of the compactors too."""
+        return {folder: manifest for folder, (_, manifest) in self._manifests.items() if manifest is not None}
+
+    def _refresh(self, folders: Iterable[Path]) -> bool:
         changed = False
         for folder in folders:
             number = max(snapshot_numbers(folder), default=0)
             if self._manifests.get(folder, (-1, None))[0] != number:
                 self._take(folder, number)
                 changed = True
-        for folder in set(self._manifests) - set(folders):
-            del self._manifests[folder]
-            self.unreadable.pop(folder, None)
-            changed = True
-        if changed:
-            self._index()
+        return changed
 
     def _take(self, folder: Path, newest: int) -> None:
         """Read a writer's newest snapshot; where it cannot be read, an older one is shown in its place."""
@@ -47,14 +73,28 @@ class Listing:
             self.unreadable[folder] = DamagedFile(path, f"it is no manifest: {shown} is shown instead")
 
     def _index(self) -> None:
-        manifests = [manifest for _, manifest in self._manifests.values() if manifest is not None]
+        manifests = self.manifests().values()
         self.version = tuple(sorted((manifest.writer, manifest.snapshot) for manifest in manifests))
+        self.replaced = frozenset(path for manifest in manifests for path in manifest.replaces)
         entries: dict[str, list[FileEntry]] = {}
         for manifest in manifests:
             for entry in manifest.files:
-                entries.setdefault(entry.table, []).append(entry)
+                if entry.path not in self.replaced:
+                    entries.setdefault(entry.table, []).append(entry)
         self.entries = {table: sorted(found, key=lambda entry: entry.path) for table, found in entries.items()}
+        self.pruned = _pruned(manifests)
 
     def all_entries(self) -> list[FileEntry]:
         """The files of all tables."""
         return [entry for found in self.entries.values() for entry in found]
+
+
+def _pruned(manifests: Iterable[Manifest]) -> dict[tuple[str, int], list[Pruned]]:
+    """What was deleted, by run and attempt: all blocks together, one entry for each table and length of windows."""
+    found: dict[tuple[str, int], dict[tuple[str, int | None], Pruned]] = {}
+    for manifest in manifests:
+        for each in manifest.pruned:
+            of_attempt = found.setdefault((each.run, each.attempt), {})
+            key = (each.table, each.level)
+            of_attempt[key] = of_attempt[key] + each if key in of_attempt else each
+    return {attempt: list(of_attempt.values()) for attempt, of_attempt in found.items()}

@@ -12,10 +12,13 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class FileLock:
-    """An exclusive lock on a file, held until `release`, until nobody refers to it, or until the process ends."""
+    """An exclusive lock on a file, held until `release`, until nobody refers to it, or until the process ends.
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self.path, self._fd = path, fd
+    ``is_real`` is False on a file system without locks, where it keeps nobody away.
+    """
+
+    def __init__(self, path: Path, fd: int, *, is_real: bool = True) -> None:
+        self.path, self._fd, self.is_real = path, fd, is_real
 
     @classmethod
     def acquire(cls, path: Path) -> FileLock | None:
@@ -25,6 +28,7 @@ class FileLock:
         """
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            is_real = True
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -34,10 +38,11 @@ class FileLock:
                 if error.errno not in _NO_LOCKS:
                     os.close(fd)
                     raise
+                is_real = False
             # Whoever held it may have deleted the file between our open and our lock.
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(fd).st_ino:
-                    return cls(path, fd)
+                    return cls(path, fd, is_real=is_real)
             os.close(fd)
 
     def release(self, *, delete: bool = False) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,10 +16,12 @@ from urllib.parse import quote
 from ..profiler.errors import MegascopeError
 from ..profiler.topology import stable_id
 from .durable import make_folders, write_durably
+from .locks import FileLock
 from .schemas import SCHEMA_VERSION, TABLES
 
 MARKER = "_megascope.json"
 MANIFESTS = "_manifests"
+COMPACTOR = "compactor/"
 MANIFEST_VERSION = 1
 KEPT_SNAPSHOTS = 5
 MAX_NAME_BYTES = 180
@@ -33,6 +36,10 @@ class FileEntry:
 
     A file's name is WRITER-ORDER-NUMBER.parquet. Of two files of a writer the one with the higher order is newer; a
     merged file has the order of the newest that went into it. So a list sorted by name is sorted by age.
+
+    ``committed_ns`` (UTC) is when its newest rows came to the store. ``sealed``: its writer merges it no more, so that
+    the compactor may replace it. ``level``: the one length of windows in a compacted file of ``rank_windows``.
+    ``schema`` is the version of the tables that it was written with.
     """
 
     path: str
@@ -43,12 +50,20 @@ class FileEntry:
     rows: int
     size_bytes: int
     max_ns: int | None = None
+    committed_ns: int | None = None
+    sealed: bool = False
+    level: int | None = None
+    schema: int = 1
 
     @property
     def order(self) -> int:
         """Place in the order of age among the files of the same writer."""
-        match = _FILE_NAME.fullmatch(self.path)
-        return int(match[1]) if match else 0
+        return _order(self.path)
+
+
+def _order(path: str) -> int:
+    match = _FILE_NAME.fullmatch(path)
+    return int(match[1]) if match else 0
 
 
 _ENTRY_FIELDS = frozenset(field.name for field in fields(FileEntry))
@@ -63,14 +78,50 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was deleted of an attempt's table to keep the store small; of ``rank_windows``, one length of windows.
+
+    ``level`` is that length, None for other tables.
+    ``until_ns`` is the last moment (UTC) and ``last_step`` the last step that were deleted, where they are known.
+    """
+
+    run: str
+    attempt: int
+    table: str
+    level: int | None
+    files: int
+    rows: int
+    size_bytes: int
+    until_ns: int | None
+    last_step: int | None
+
+    def __add__(self, other: Pruned) -> Pruned:
+        """Both together, of the same attempt, table and level."""
+        moments = [moment for moment in (self.until_ns, other.until_ns) if moment is not None]
+        steps = [step for step in (self.last_step, other.last_step) if step is not None]
+        return Pruned(
+            self.run, self.attempt, self.table, self.level,
+            files=self.files + other.files, rows=self.rows + other.rows, size_bytes=self.size_bytes + other.size_bytes,
+            until_ns=max(moments, default=None), last_step=max(steps, default=None),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """A writer's snapshot: all of its live files, those on their way out, and the writer's own opaque state."""
+    """A writer's snapshot: all of its live files, those on their way out, and the writer's own opaque state.
+
+    ``order`` is the highest that any of its files ever had. Only a compactor's has ``replaces``, files of other writers
+    that count no more because their rows are in its own files or were pruned, and ``pruned``.
+    """
 
     writer: str
     snapshot: int
     files: tuple[FileEntry, ...] = ()
     retired: tuple[Retired, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
+    order: int = 0
+    replaces: tuple[str, ...] = ()
+    pruned: tuple[Pruned, ...] = ()
 
 
 def quote_name(name: str) -> str:
@@ -97,6 +148,21 @@ def manifest_folder(root: Path, writer: str) -> Path:
     return root / MANIFESTS / quote_name(writer)
 
 
+def compactor_name(run: str, attempt: int, block: str) -> str:
+    """Name of the writer that owns the compacted files of one block."""
+    return f"{COMPACTOR}{run}/{attempt}/{block}"
+
+
+def is_compactor_folder(folder: Path) -> bool:
+    """Whether a manifest folder belongs to a compactor."""
+    return folder.name.startswith(quote_name(COMPACTOR))
+
+
+def _plain(entry: FileEntry | Retired | Pruned) -> dict[str, Any]:
+    """The fields of an entry, which are plain values: `asdict` would copy each of them deeply."""
+    return {each.name: getattr(entry, each.name) for each in fields(entry)}
+
+
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write a snapshot atomically and drop the writer's oldest ones."""
     folder = manifest_folder(root, manifest.writer)
@@ -106,10 +172,13 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
         "schema": SCHEMA_VERSION,
         "writer": manifest.writer,
         "snapshot": manifest.snapshot,
-        "files": [asdict(entry) for entry in manifest.files],
-        "retired": [asdict(entry) for entry in manifest.retired],
+        "files": [_plain(entry) for entry in manifest.files],
+        "retired": [_plain(entry) for entry in manifest.retired],
         "state": manifest.state,
+        "order": manifest.order,
     }
+    if manifest.replaces or manifest.pruned:
+        document |= {"replaces": manifest.replaces, "pruned": [_plain(each) for each in manifest.pruned]}
     text = json.dumps(document, separators=(",", ":"))
     write_durably(folder / f"{manifest.snapshot:012d}.json", lambda path: _write_text(path, text))
     for number in snapshot_numbers(folder)[KEPT_SNAPSHOTS:]:
@@ -154,11 +223,18 @@ def _parse(path: Path, number: int) -> Manifest | None:
         files = tuple(_entry(values) for values in document["files"])
         retired = tuple(Retired(**entry) for entry in document["retired"])
         writer, state = str(document["writer"]), dict(document["state"])
+        known = [number, int(document.get("order", 0)), *(_order(path) for path in _paths(files, retired))]
+        replaces = tuple(str(path) for path in document.get("replaces", ()))
+        pruned = tuple(Pruned(**each) for each in document.get("pruned", ()))
     except (ValueError, KeyError, TypeError):
         return None
     if not all(_is_inside(entry) for entry in files) or not all(_is_local(entry.path) for entry in retired):
         return None
-    return Manifest(writer, number, files, retired, state)
+    return Manifest(writer, number, files, retired, state, max(known), replaces, pruned)
+
+
+def _paths(files: Iterable[FileEntry], retired: Iterable[Retired]) -> list[str]:
+    return [*(entry.path for entry in files), *(entry.path for entry in retired)]
 
 
 def _entry(values: Mapping[str, Any]) -> FileEntry:
@@ -194,22 +270,36 @@ def manifest_folders(root: Path) -> Iterator[Path]:
 
 
 def write_marker(root: Path) -> None:
-    """Mark a folder as a store of this schema version; a store that is marked already is left alone."""
+    """Mark a folder as a store of this schema version: a reader of an older version would read new files wrongly.
+
+    Raises MegascopeError where the store is of a newer version than this.
+    """
     make_folders(root)
-    if not (root / MARKER).exists():
-        text = json.dumps({"schema": SCHEMA_VERSION}) + "\n"
-        write_durably(root / MARKER, lambda path: _write_text(path, text))
+    text = json.dumps({"schema": SCHEMA_VERSION}) + "\n"
+    while _marked_version(root) != SCHEMA_VERSION:
+        lock = FileLock.acquire(root / f"{MARKER}.lock")  # many agents may begin a store at the same moment
+        if lock is None:
+            time.sleep(0.01)
+            continue
+        try:
+            write_durably(root / MARKER, lambda path: _write_text(path, text))
+        finally:
+            lock.release(delete=True)
 
 
 def check_marker(root: Path) -> bool:
     """Whether the folder carries a store's marker. Raises MegascopeError for a newer schema or an unreadable marker."""
+    return _marked_version(root) is not None
+
+
+def _marked_version(root: Path) -> int | None:
     path = root / MARKER
     try:
         version = json.loads(path.read_bytes())["schema"]
     except FileNotFoundError:
-        return False
+        return None
     except (ValueError, KeyError, TypeError) as error:
         raise MegascopeError(f"{path} cannot be read ({error}): copy it again from the original store.") from error
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise newer_schema(path, version)
-    return True
+    return version

@@ -121,6 +121,7 @@ class LargeMerge:
             rows=sum(entry.rows for entry in self.entries),
             size_bytes=(self._root / self.path).stat().st_size,
             max_ns=max(moments, default=None),
+            committed_ns=max((entry.committed_ns or 0 for entry in self.entries), default=0) or None,
         )  # fmt: skip
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,16 +15,29 @@ from ..profiler.errors import MegascopeError
 from .schemas import Table
 
 ROW_GROUP_ROWS = 128 * 1024
+WINDOW_GROUP_ROWS = 32 * 1024
+"""The same of rollups: one segment of a block of ranks, of which a heatmap reads nothing else."""
+
 ZSTD_LEVEL = 3
 
-_DELTA = {"start_ns", "enqueue_ns", "moment_ns", "begun_ns", "sequence"}
-_SPLIT = {"duration_ns", "self_ns", "exposed_ns"}
+_DELTA = {"moment_ns", "begun_ns", "sequence"}
+_SPLIT = {"start_ns", "enqueue_ns", "duration_ns", "self_ns", "exposed_ns", "exposed_sum_ns"} | {
+    f"{metric}_{of}_ns" for metric in ("duration", "self") for of in ("sum", "min", "max")
+}
+_SPLIT_LISTS = {f"{metric}_{part}" for metric in ("duration", "self") for part in ("bins", "bin_counts")}
+_WITH_STATISTICS = {
+    *("rank", "step", "segment", "start_ns", "moment_ns", "window_steps", "first_step", "group", "sequence"),
+    *("attempt", "host", "metric", "incident", "stage"),
+}
+"""Columns by which readers leave row groups out: statistics of the others cost a fifth of the writing."""
+
 _SORT: Mapping[str, tuple[str, ...]] = {
     "events": ("step", "rank", "start_ns"),
     "steps": ("step", "rank"),
     "heartbeats": ("moment_ns", "rank"),
     "health": ("moment_ns",),
-    "rank_windows": ("segment", "window_steps", "first_step", "rank"),
+    # Coarse windows apart from fine ones, so that a view over all steps passes over the many fine ones.
+    "rank_windows": ("window_steps", "segment", "first_step", "rank"),
 }
 
 
@@ -75,14 +89,30 @@ def sort_rows(name: str, rows: pa.Table) -> pa.Table:
     keys = _SORT.get(name)
     if keys is None or rows.num_rows < 2:
         return rows
+    if _is_sorted([rows[key] for key in keys]):
+        return rows.unify_dictionaries()
     order = pc.sort_indices(rows, sort_keys=[(key, "ascending") for key in keys])
     return rows.unify_dictionaries().combine_chunks().take(order)
+
+
+def _is_sorted(keys: Sequence[pa.ChunkedArray]) -> bool:
+    """Whether rows ascend by integer keys, the first one first; NULL comes last."""
+    ascends = np.ones(len(keys[0]) - 1, bool)
+    for key in reversed(keys):
+        if not pa.types.is_integer(key.type):
+            return False
+        full = key.fill_null(np.iinfo(key.type.to_pandas_dtype()).max) if key.null_count else key
+        values = full.to_numpy()
+        before, after = values[:-1], values[1:]
+        ascends = (before < after) | ((before == after) & ascends)
+    return bool(ascends.all())
 
 
 def open_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """Begin a file. Times are delta-encoded and durations byte-split, which other columns' dictionaries beat."""
     plain = {name for name in schema.names if name in _DELTA | _SPLIT}
     encodings = {name: "DELTA_BINARY_PACKED" if name in _DELTA else "BYTE_STREAM_SPLIT" for name in plain}
+    encodings |= {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _SPLIT_LISTS & set(schema.names)}
     # The Arrow schema is left out (its dictionaries break Sail); the version goes in as plain metadata instead.
     writer = pq.ParquetWriter(
         path,
@@ -91,16 +121,22 @@ def open_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         compression_level=ZSTD_LEVEL,
         use_dictionary=_dictionary_paths(schema, plain),
         column_encoding=encodings or None,
+        write_statistics=[name for name in schema.names if name in _WITH_STATISTICS] or False,
         store_schema=False,
     )
     writer.add_key_value_metadata({key.decode(): value.decode() for key, value in schema.metadata.items()})
     return writer
 
 
+def row_group_rows(schema: pa.Schema) -> int:
+    """Rows of a row group in a file of a table's schema."""
+    return WINDOW_GROUP_ROWS if "window_steps" in schema.names else ROW_GROUP_ROWS
+
+
 def write_parquet(rows: pa.Table, path: Path) -> None:
     """Write one file."""
     with open_parquet(path, rows.schema) as writer:
-        writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        writer.write_table(rows, row_group_size=row_group_rows(rows.schema))
 
 
 def read_parquet(path: Path) -> pa.Table:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-
-import psutil
 
 
 class ProcessState(StrEnum):
@@ -25,18 +24,21 @@ class ProcessState(StrEnum):
 DEAD_STATES = frozenset({ProcessState.ZOMBIE, ProcessState.GONE})
 
 _STATES = {
-    psutil.STATUS_RUNNING: ProcessState.RUNNING,
-    psutil.STATUS_WAKING: ProcessState.RUNNING,
-    psutil.STATUS_SLEEPING: ProcessState.SLEEPING,
-    psutil.STATUS_IDLE: ProcessState.SLEEPING,
-    psutil.STATUS_PARKED: ProcessState.SLEEPING,
-    psutil.STATUS_WAITING: ProcessState.SLEEPING,
-    psutil.STATUS_DISK_SLEEP: ProcessState.DISK_SLEEP,
-    psutil.STATUS_STOPPED: ProcessState.STOPPED,
-    psutil.STATUS_TRACING_STOP: ProcessState.STOPPED,
-    psutil.STATUS_ZOMBIE: ProcessState.ZOMBIE,
-    psutil.STATUS_DEAD: ProcessState.GONE,
+    "R": ProcessState.RUNNING,
+    "W": ProcessState.RUNNING,
+    "S": ProcessState.SLEEPING,
+    "I": ProcessState.SLEEPING,
+    "P": ProcessState.SLEEPING,
+    "D": ProcessState.DISK_SLEEP,
+    "T": ProcessState.STOPPED,
+    "t": ProcessState.STOPPED,
+    "Z": ProcessState.ZOMBIE,
+    "X": ProcessState.GONE,
+    "x": ProcessState.GONE,
 }
+"""The letters of `/proc/PID/stat` (proc(5))."""
+
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +59,43 @@ def pid_namespace() -> int | None:
 
 
 class ProcessWatch:
-    """Watches one process id: the process is the rank's only if it has the rank's black box mapped."""
+    """Watches one process id: the process is the rank's only if it has the rank's black box mapped.
+
+    The open `/proc/PID/stat` belongs to that process for ever: a later process with its number does not answer there.
+    One look costs a read of some microseconds.
+    """
 
     def __init__(self, pid: int, box: Path) -> None:
-        self._process = _find(pid, box)
+        self._fd = -1
+        self._problem: ProcessState | None = None
+        try:
+            self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._problem = ProcessState.GONE if Path("/proc/self").exists() else None
+            return
+        except OSError:  # hidden, or too many open files: nothing is known
+            return
+        if _maps(pid, box) is False:
+            self._problem = ProcessState.GONE
 
     def sample(self) -> ProcessSample:
         """Look once."""
-        if self._process is None:
-            return ProcessSample(ProcessState.GONE, None)
+        if self._problem is not None or self._fd < 0:
+            return ProcessSample(self._problem, None)
         try:
-            if not self._process.is_running():
-                return ProcessSample(ProcessState.GONE, None)
-            with self._process.oneshot():
-                state = _STATES.get(self._process.status())
-                times = self._process.cpu_times()
-        except psutil.NoSuchProcess:
+            text = os.pread(self._fd, 4096, 0)
+        except ProcessLookupError:
             return ProcessSample(ProcessState.GONE, None)
-        except psutil.AccessDenied:
+        except OSError:
             return ProcessSample(None, None)
-        return ProcessSample(state, round((times.user + times.system) * 1e9))
+        fields = text[text.rfind(b")") + 1 :].split()  # the name before it may hold anything
+        if len(fields) < 13:
+            return ProcessSample(None, None)
+        return ProcessSample(_STATES.get(fields[0].decode()), (int(fields[11]) + int(fields[12])) * _TICK_NS)
 
-
-def _find(pid: int, box: Path) -> psutil.Process | None:
-    try:
-        process = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-    return process if _maps(pid, box) is not False else None
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _maps(pid: int, box: Path) -> bool | None:

@@ -35,6 +35,15 @@ def folder_bytes(root: Path) -> int:
     return total
 
 
+def size_text(size_bytes: float) -> str:
+    """Bytes as people read them: ``"1.5 GB"``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
 class Quota:
     """Tells whether the store is full: measured every minute, and in between by what this agent has written."""
 

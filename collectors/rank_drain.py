@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..profiler.box import ABSENT_I64, RECORD, BoxReader
+from ..profiler.box import ABSENT_I64, BoxReader
+from .event_rows import SpanArrays, span_arrays
 from .processes import DEAD_STATES, ProcessSample, ProcessState, ProcessWatch, pid_namespace
 from .rank_metadata import Header, RankMetadata
 from .rows import Records, flights, group_progress, known_codes
@@ -38,11 +38,11 @@ class RankDrain:
         self.path = path
         self.reader = BoxReader(path)
         self.rank = self.reader.rank
-        self.pending: list[Records] = []
+        self.pending: list[SpanArrays] = []
         self._steps: list[dict[str, Any]] = []
         self.lost = 0
         self.dropped = 0
-        self.is_complete = False
+        self.is_complete = self.is_behind = False
         self.died: ProcessState | None = None
         self.came_back = False
         self.first_seen_ns = self.changed_ns = time.monotonic_ns()
@@ -90,7 +90,10 @@ class RankDrain:
     def end_ns(self) -> int:
         """Moment of the goodbye, or else the end of the last span, or else the start of the box (UTC)."""
         base_ns = 0 if self.header is None else self.header.clock_base_ns
-        return self.metadata.exit_ns or base_ns + (self._last_ns or self.first_seen_ns)
+        if self.metadata.exit_ns or self._last_ns:
+            return self.metadata.exit_ns or base_ns + self._last_ns
+        is_dated = self.header is None or self.header.is_of_this_boot
+        return base_ns + self.first_seen_ns if is_dated else self.metadata.changed_ns()
 
     @property
     def spans(self) -> int:
@@ -118,8 +121,13 @@ class RankDrain:
 
     # -- draining -----------------------------------------------------------------------------------------------
 
-    def drain(self) -> int:
-        """Take what was recorded since the last time; return the number of spans. After its end, take the rest."""
+    def drain(self, most: int | None = None) -> int:
+        """Take what was recorded since the last time, at most so many spans; return their number.
+
+        After the rank's end, take the rest: it is complete once nothing is left. ``is_behind`` tells that more was
+        there than could be taken.
+        """
+        self.is_behind = False
         if self.is_complete:
             return 0
         ended = self.is_ended  # looked at first: what is read now is then all that there will ever be
@@ -127,9 +135,14 @@ class RankDrain:
             self.is_complete = ended
             return 0
         current_step, step_start_ns = self.reader.step, self.reader.step_start_ns
-        count = sum(self._drain_ring(ring) for ring in range(len(self._tails)))
-        self.metadata.read()  # after the rings: an index is in the metadata before a record uses it
+        count = 0
+        for ring in range(len(self._tails)):
+            count += self._drain_ring(ring, None if most is None else max(0, most - count))
+        self.metadata.read()
         self.metadata.read_steps()
+        left = sum(self.reader.head(ring) - tail for ring, tail in enumerate(self._tails))
+        self.is_behind = left > 0 and (ended or (most is not None and count >= most))
+        ended = ended and not left
         if ended:
             count += self._salvage()
         assert self.metadata.steps is not None
@@ -137,20 +150,29 @@ class RankDrain:
         self.is_complete = ended
         return count
 
-    def _drain_ring(self, ring: int) -> int:
+    def _drain_ring(self, ring: int, most: int | None) -> int:
         if self.reader.head(ring) == self._tails[ring]:
             return 0
-        read = self.reader.read_ring(ring, self._tails[ring])
-        records = read.records[known_codes(read.records)]
+        read = self.reader.read_ring(ring, self._tails[ring], most)
+        known = known_codes(read.records)
+        records = read.records if known.all() else read.records[known]
         self._tails[ring] = read.tail
         self.lost += read.lost + len(read.records) - len(records)
         if self._salvaged:
-            records = records[~np.isin(records["serial"], self._salvaged)]
-        if len(records):
-            self.pending.append(records)
-            ends = records["start_ns"] + np.maximum(records["duration_ns"], 0)
-            self._last_ns = max(self._last_ns, int(ends.max()))
+            records = records[~np.isin(records["begun_ns"], self._salvaged)]
+        self._take(records)
         return len(records)
+
+    def _take(self, records: Records) -> None:
+        """Turn records into columns at once, while they are in the cache; nothing refers to them afterwards."""
+        if not len(records):
+            return
+        assert self.header is not None
+        self.metadata.read()  # after the ring: an index is in the metadata before a record uses it
+        arrays = span_arrays([records], self.rank, self.header.clock_base_ns, self.metadata.names)
+        self.pending.append(arrays)
+        ends = arrays.columns["start_ns"] + np.maximum(arrays.columns["duration_ns"], 0)
+        self._last_ns = max(self._last_ns, int(ends.max()) - self.header.clock_base_ns)
 
     def _salvage(self) -> int:
         """Operations that were done when the rank ended, though it had not waited for them, are spans too.
@@ -158,31 +180,26 @@ class RankDrain:
         A rank killed between writing a span and giving its slot free has it in both places; the ring's copy counts.
         """
         slots = self.reader.slots()
-        slots = slots[(slots["ended"] == 1) & (slots["serial_end"] == slots["serial"]) & known_codes(slots)]
-        written = [self._last_serials(ring) for ring in range(len(self._tails))]
-        slots = slots[~np.isin(slots["serial"], np.concatenate([*written, self._salvaged]))].copy()
+        slots = slots[(slots["ended"] == 1) & known_codes(slots)]
+        written = [self._last_begun(ring) for ring in range(len(self._tails))]
+        slots = slots[~np.isin(slots["begun_ns"], np.concatenate([*written, self._salvaged]))].copy()
         slots["exposed_ns"] = ABSENT_I64
-        if len(slots):
-            self._salvaged += slots["serial"].tolist()
-            self.pending.append(slots)
+        self._salvaged += slots["begun_ns"].tolist()
+        self._take(slots)
         return len(slots)
 
-    def _last_serials(self, ring: int) -> Any:
+    def _last_begun(self, ring: int) -> Any:
         head = self.reader.head(ring)
-        return self.reader.read_ring(ring, max(0, head - _LAST_RECORDS)).records["serial"]
+        return self.reader.read_ring(ring, max(0, head - _LAST_RECORDS)).records["begun_ns"].copy()
 
     def take_steps(self) -> list[dict[str, Any]]:
         """Rows of ``steps`` that have become ready, without run, attempt and rank."""
         steps, self._steps = self._steps, []
         return steps
 
-    def take_pending(self) -> Records:
-        """All pending spans as one array, oldest first; they stay pending until `committed`."""
-        return np.concatenate(self.pending) if self.pending else np.empty(0, RECORD)
-
     def drop_pending(self) -> int:
         """Give pending spans up, where the store has no room for them; they are counted as lost."""
-        count = sum(len(records) for records in self.pending)
+        count = sum(map(len, self.pending))
         self.pending = []
         self.dropped += count
         return count
@@ -199,14 +216,15 @@ class RankDrain:
         """Whether the rank's process can be seen from here: not where it has a host or process ids of its own."""
         if self.header is None:
             return True
-        is_near = self.header.host == socket.gethostname() and self.header.pid_namespace in (None, pid_namespace())
-        return is_near and not self.came_back
+        is_near = self.header.is_of_this_host and self.header.pid_namespace in (None, pid_namespace())
+        return is_near and self.header.is_of_this_boot and not self.came_back
 
     def sample(self) -> ProcessSample:
         """State of the process. One that is gone without a goodbye makes the rank dead, until its box moves again."""
         quiet_ns = self._watch_box()
         if not self.is_visible:
-            if not self.is_ended and quiet_ns >= SILENT_NS:
+            outlived = self.header is not None and self.header.is_of_this_host and not self.header.is_of_this_boot
+            if not self.is_ended and quiet_ns >= (QUIET_NS if outlived else SILENT_NS):
                 self.died = ProcessState.GONE
             return ProcessSample(ProcessState.EXITED if self.reader.closed else self.died, None)
         if self._process is None:

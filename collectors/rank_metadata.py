@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..profiler.metadata import MetadataKind, read_metadata
+from ..profiler.opening import boot_id
 from ..profiler.topology import Topology
 from .holes import first_data, free_until
 from .rows import Group, Names, Segment
@@ -34,7 +37,24 @@ class Header:
     pid_namespace: int | None
     device: str | None
     clock_base_ns: int
+    boot: str | None
     versions: Mapping[str, Any]
+    recorder_span_ns: float | None = None
+
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether the rank runs, or ran, on this host."""
+        return self.host == socket.gethostname()
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the clock that dated the box still runs: it starts anew when the host does."""
+        return self.boot in (None, boot_id())
+
+    @property
+    def now_ns(self) -> int:
+        """UTC, by the host's monotonic clock and the rank's base; by the wall clock where that base holds no more."""
+        return self.clock_base_ns + time.monotonic_ns() if self.is_of_this_boot else time.time_ns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +83,7 @@ class RankMetadata:
         self.configuration: Mapping[str, Any] | None = None
         self.schedule: list[Mapping[str, Any]] = []
         self.faults: dict[str, dict[str, Any]] = {}
+        self.clock: dict[str, Any] | None = None
         self.exception: RankException | None = None
         self.exit_reason: str | None = None
         self.exit_ns: int | None = None
@@ -125,6 +146,13 @@ class RankMetadata:
             free_until(self.steps_path, end)
             self._freed_until = end
 
+    def changed_ns(self) -> int:
+        """When a line was last written (UTC by the host's clock at that time); now, where that is not known."""
+        try:
+            return self.path.stat().st_mtime_ns
+        except OSError:
+            return time.time_ns()
+
     def remove(self) -> None:
         """Delete both files."""
         self.path.unlink(missing_ok=True)
@@ -153,7 +181,9 @@ class RankMetadata:
             pid_namespace=_optional_int(line.get("pid_namespace")),
             device=None if line.get("device") is None else str(line["device"]),
             clock_base_ns=base_ns,
+            boot=str(line["boot"]) if line.get("boot") else None,
             versions=dict(line.get("versions") or {}),
+            recorder_span_ns=None if line.get("recorder_span_ns") is None else float(line["recorder_span_ns"]),
         )
         if self.steps is None:  # the header comes again once the device is known
             self.steps = StepRows(base_ns, self._steps_state)
@@ -194,6 +224,14 @@ class RankMetadata:
         values = {name: value for name, value in line.items() if name in _FAULT_COLUMNS and value is not None}
         moments = {name: self._utc(line[name]) for name in ("first_ns", "last_ns") if line.get(name) is not None}
         self.faults.setdefault(str(line["fault"]), {}).update(values | moments | {"kind": str(line["fault_kind"])})
+
+    def _on_clock(self, line: Mapping[str, Any]) -> None:
+        moment_ns = self._utc(line["moment_ns"])
+        assert moment_ns is not None
+        assert self.header is not None
+        drift_ppb = 0.0 if line["reference"] == self.header.host else None
+        values = {name: int(line[name]) for name in ("offset_ns", "uncertainty_ns")}
+        self.clock = {"moment_ns": moment_ns, "drift_ppb": drift_ppb, **values}
 
     def _on_exception(self, line: Mapping[str, Any]) -> None:
         moment_ns = self._utc(line["moment_ns"])
@@ -240,6 +278,7 @@ _HANDLERS: dict[str, Handler] = {
     MetadataKind.CONFIGURATION.value: RankMetadata._on_configuration,
     MetadataKind.SCHEDULE.value: RankMetadata._on_schedule,
     MetadataKind.FAULT.value: RankMetadata._on_fault,
+    MetadataKind.CLOCK.value: RankMetadata._on_clock,
     MetadataKind.EXCEPTION.value: RankMetadata._on_exception,
     MetadataKind.EXIT.value: RankMetadata._on_exit,
 } | _STEP_HANDLERS

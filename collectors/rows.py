@@ -1,36 +1,34 @@
-"""From records of a black box to rows of the tables: vectorised, with stable identities, UTC times and NULLs."""
+"""What a rank's records mean: names behind its local indices, and what is in flight and how far its groups are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from ..profiler.box import ABSENT_I16, ABSENT_I32, ABSENT_I64
+from ..profiler.box import ABSENT_I32, ABSENT_I64
+from ..profiler.box_format import UNKNOWN_FLAG
 from ..profiler.topology import group_id, segment_id
-from ..profiler.vocabulary import CLOCK_CODES, STATUS_CODES, Clock, SegmentKind
+from ..profiler.vocabulary import CLOCK_CODES, STATUS_CODES, SegmentKind
 
 
-class _Identified(Protocol):
+class Identified(Protocol):
+    """A segment or a group."""
+
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Identity that is the same on every rank."""
 
 
 Records = np.ndarray[Any, Any]
 """Records of a box: one-dimensional, dtype `profiler.box.RECORD`."""
 
-_PIECE_RECORDS = 16384
-"""Records lie 128 bytes apart: pieces that fit the cache are turned into columns five times faster."""
-
 MOST_INDEX = 2**16
 """Local indices of segments and groups from here on come from damage: no recorder gives that many."""
 
-_HOST_STREAM = "host"
-_DEVICE = CLOCK_CODES.index(Clock.DEVICE)
+HOST_STREAM = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,75 +113,6 @@ def known_codes(records: Records) -> npt.NDArray[np.bool_]:
     return known
 
 
-def event_rows(records: Records, rank: int, clock_base_ns: int, names: Names) -> pa.Table:
-    """Rows of ``events`` (without run and attempt) for completed spans of one rank.
-
-    Times become UTC by adding ``clock_base_ns``. Markers for missing values become NULL. A span timed by the device
-    keeps the moment of its launch on the host as ``enqueue_ns``.
-    """
-    pieces = range(0, max(1, len(records)), _PIECE_RECORDS)
-    return pa.concat_tables(
-        _event_piece(records[first : first + _PIECE_RECORDS], rank, clock_base_ns, names) for first in pieces
-    )
-
-
-def _event_piece(records: Records, rank: int, clock_base_ns: int, names: Names) -> pa.Table:
-    count = len(records)
-    segments = np.minimum(records["segment"], MOST_INDEX)
-    names.complete(segments)
-    on_device = records["clock"] == _DEVICE
-    start = records["start_ns"] + clock_base_ns
-    columns: dict[str, pa.Array] = {
-        "rank": pa.array(np.full(count, rank, np.int32)),
-        "step": _nullable(records["step"], ABSENT_I64),
-        "microbatch": _nullable(records["microbatch"], ABSENT_I32),
-        "chunk": _nullable(records["chunk"], ABSENT_I16),
-        "segment": _identities(segments, names.segments),
-        "stream": _streams(records["stream"], names.streams),
-        "thread": pa.array(records["thread"].astype(np.int16)),
-        "parent": _identities(records["parent"], names.segments),
-        "start_ns": pa.array(start),
-        "duration_ns": _nullable(records["duration_ns"], ABSENT_I64),
-        "self_ns": _nullable(records["self_ns"], ABSENT_I64),
-        "exposed_ns": _nullable(records["exposed_ns"], ABSENT_I64),
-        "enqueue_ns": pa.array(records["begun_ns"] + clock_base_ns, mask=~on_device),
-        "clock": _coded(records["clock"], [str(clock) for clock in CLOCK_CODES]),
-        "group": _identities(records["group"], names.groups),
-        "sequence": _nullable(records["sequence"], ABSENT_I64),
-        "peer": _nullable(records["peer"], ABSENT_I32),
-        "size_bytes": _nullable(records["size_bytes"], ABSENT_I64),
-        "status": _coded(records["status"], [str(status) for status in STATUS_CODES]),
-    }
-    return pa.table(columns)
-
-
-def _nullable(values: npt.NDArray[Any], absent: int) -> pa.Array:
-    return pa.array(np.ascontiguousarray(values), mask=values == absent)
-
-
-def _coded(codes: npt.NDArray[Any], names: list[str]) -> pa.DictionaryArray:
-    """Small codes as a dictionary column. Raises IndexError for a code that this version does not know."""
-    if len(codes) and int(codes.max()) >= len(names):
-        raise IndexError(f"code {int(codes.max())} is none of {', '.join(names)}")
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names, pa.string()))
-
-
-def _streams(indices: npt.NDArray[Any], names: Mapping[int, str]) -> pa.DictionaryArray:
-    highest = int(indices.max(initial=0))
-    labels = [names.get(index, _HOST_STREAM if index == 0 else f"stream {index}") for index in range(highest + 1)]
-    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(labels, pa.string()))
-
-
-def _identities(indices: npt.NDArray[Any], known: Mapping[int, _Identified]) -> pa.Array:
-    """Stable identities of local indices, by a table whose last place stands for what is absent or unknown."""
-    size = max(known, default=-1) + 1
-    ids, missing = np.zeros(size + 1, np.int64), np.ones(size + 1, bool)
-    for index, entry in known.items():
-        ids[index], missing[index] = entry.id, False
-    places = np.minimum(indices, size)
-    return pa.array(ids[places], mask=missing[places])
-
-
 def flights(slots: Records, clock_base_ns: int, names: Names) -> list[dict[str, Any]]:
     """Open slots as values for ``in_flight``, the outermost first; what is done and not waited for is left out."""
     return [_flight(slot, clock_base_ns, names) for slot in slots if not slot["ended"]]
@@ -200,6 +129,8 @@ def _flight(slot: Any, clock_base_ns: int, names: Names) -> dict[str, Any]:
         "microbatch": _known(slot["microbatch"], ABSENT_I32),
         "step": _known(slot["step"], ABSENT_I64),
         "begun_ns": int(slot["begun_ns"]) + clock_base_ns,
+        "size_bytes": _known(slot["size_bytes"], ABSENT_I64),
+        "waiting": None if slot["waiting"] == UNKNOWN_FLAG else bool(slot["waiting"]),
     }
 
 

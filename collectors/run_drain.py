@@ -18,7 +18,14 @@ from .writer import TableWriter
 log = logging.getLogger(__name__)
 
 MOST_PENDING_SPANS = 1_000_000
-"""Spans held in memory while the store cannot be written; beyond, they stay in the boxes."""
+"""Spans held in memory while the store cannot be written; beyond, they stay in the boxes.
+
+This bounds the agent's memory: about 110 bytes a span that waits, and as much again for the rows of those that are
+being written. What a poll copies of one ring at a time has 128 bytes a record, and goes before the next ring.
+"""
+
+MOST_SPANS_AT_ONCE = 250_000
+"""Spans that one poll takes out of the boxes of an attempt: while the store can be written, no more are in memory."""
 
 
 class RunDrain:
@@ -88,10 +95,10 @@ class RunDrain:
                 attempt.remove_spool()
             else:
                 self.attempts[number] = attempt
-        may_drain = self.pending_spans < MOST_PENDING_SPANS
         for attempt in list(self.attempts.values()):
+            most = min(MOST_SPANS_AT_ONCE, MOST_PENDING_SPANS - self.pending_spans)
             try:
-                attempt.poll(heartbeat=heartbeat, drain=may_drain)
+                attempt.poll(heartbeat=heartbeat, most=max(0, most))
             except OSError as error:
                 attempt.say(f"{attempt.folder} cannot be read now ({error}): trying again.")
             except UNFIT as error:

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
-"""Version of all tables together; a store of a newer version is refused with a sentence."""
+SCHEMA_VERSION = 2
+"""Version of all tables together; a store of a newer version is refused with a sentence.
+
+A column that is added raises it by one; no column is ever renamed, removed or given another type. Then files of an
+older version are read with NULL for what they lack. Version 1 was that of release 0.1.0.
+"""
 
 RANKS_PER_BLOCK = 512
 
@@ -24,6 +28,8 @@ FLIGHT = pa.struct(
         ("peer", _I32),
         ("microbatch", _I32),
         ("begun_ns", _I64),
+        ("size_bytes", _I64),
+        ("waiting", pa.bool_()),
     ]
 )
 """One segment in flight in a heartbeat: as in `in_flight`, outermost first."""
@@ -68,6 +74,14 @@ def _table(name: str, doc: str, *columns: Column, has_axes: bool = False) -> Tab
     return Table(name, doc, key + columns, has_axes)
 
 
+WRITTEN_COLUMN, WRITER_COLUMN = "written_ns", "writer"
+"""Columns that only the files have: the views use them to choose the newest row of a key, and leave them out."""
+
+_WRITTEN = Column(
+    WRITTEN_COLUMN,
+    _I64,
+    "When the row was written, UTC: of several rows of a key, by whatever writer, views show the last.",
+)
 _RANK = Column("rank", _I32, "Global rank.", nullable=False)
 _GROUP = Column("group", _I64, "Group identity, as in `groups`.")
 _SEQUENCE = Column("sequence", _I64, "Number of the operation in its group, from 1; per direction for p2p.")
@@ -90,6 +104,8 @@ TABLES: dict[str, Table] = {
                 pa.string(),
                 "finished, exited (without saying whether it was done), interrupted or crashed; NULL: runs.",
             ),
+            _WRITTEN,
+            Column(WRITER_COLUMN, _NAME, "Who wrote the row: the agent of a host, an importer, a simulator."),
         ),
         _table(
             "ranks",
@@ -99,6 +115,7 @@ TABLES: dict[str, Table] = {
             Column("local_rank", _I32, "Index of the rank on its host."),
             Column("device", pa.string(), "GPU UUID; NULL on a CPU."),
             Column("pid", _I32, "Process id on the host."),
+            _WRITTEN,
             has_axes=True,
         ),
         _table(
@@ -107,6 +124,7 @@ TABLES: dict[str, Table] = {
             Column("group", _I64, "Identity: a hash of kind and sorted global ranks.", nullable=False),
             Column("kind", _NAME, "Axis (tp, dp, ...), world, or a pipeline edge (pp_forward, ...).", nullable=False),
             Column("ranks", pa.list_(_I32), "Global ranks, ascending.", nullable=False),
+            _WRITTEN,
         ),
         _table(
             "segments",
@@ -117,6 +135,7 @@ TABLES: dict[str, Table] = {
                 "kind", _NAME, "compute, collective, p2p, data, checkpoint, optimizer, gc, eval, compile, init or host."
             ),
             Column("axis", _NAME, "The axis that it communicates over; NULL for work."),
+            _WRITTEN,
         ),
         _table(
             "schedule",
@@ -131,6 +150,7 @@ TABLES: dict[str, Table] = {
                 pa.list_(pa.struct([("stage", _I32), ("position", _I32)])),
                 "Actions that must have ended before this one can start.",
             ),
+            _WRITTEN,
         ),
         _table(
             "events",
@@ -148,7 +168,12 @@ TABLES: dict[str, Table] = {
             Column("self_ns", _I64, "Duration without children and without exposed waiting inside."),
             Column("exposed_ns", _I64, "Time that the rank's work waited for this span; NULL where nobody waited."),
             Column("enqueue_ns", _I64, "Host moment at which the work was issued; NULL where it is the start."),
-            Column("clock", _NAME, "host or device: the clock of start and duration.", nullable=False),
+            Column(
+                "clock",
+                _NAME,
+                "host or device: the clock of start and duration; times of the device are rounded to 256 ns.",
+                nullable=False,
+            ),
             _GROUP,
             _SEQUENCE,
             _PEER,
@@ -157,7 +182,9 @@ TABLES: dict[str, Table] = {
         ),
         _table(
             "rank_windows",
-            "Rollup of a rank's segment over a window of steps.",
+            "Rollup of a rank's segment over a window of steps: spans of status ok that belong to a step. Rows of one "
+            "key (run, attempt, rank, segment, window_steps, first_step) add up: a window that is not complete yet, or "
+            "spans that came late, have rows of their own. Counts and sums add; least, largest and histograms merge.",
             _RANK,
             Column("segment", _I64, "Segment identity, as in `segments`.", nullable=False),
             Column("window_steps", _I32, "Length of the window: 10, 100 or 1000 steps.", nullable=False),
@@ -167,10 +194,17 @@ TABLES: dict[str, Table] = {
                 for of in ("duration", "self")
                 for what, kind in (("count", _I64), ("sum_ns", _I64), ("min_ns", _I64), ("max_ns", _I64))
             ),
+            Column(
+                "exposed_count", _I64, "count of exposed_ns over the window: spans that the rank's work waited for."
+            ),
+            Column("exposed_sum_ns", _I64, "sum of exposed_ns over the window."),
             *(
                 Column(f"{of}_{part}", pa.list_(_I32), f"Log-histogram of {of}_ns: {doc}.")
                 for of in ("duration", "self")
-                for part, doc in (("bins", "bin numbers"), ("bin_counts", "counts of those bins"))
+                for part, doc in (
+                    ("bins", "bins, ascending; bin b holds exp(b/50) to exp((b+1)/50) ns, bin -1 holds 0"),
+                    ("bin_counts", "counts of those bins"),
+                )
             ),
         ),
         _table(
@@ -186,6 +220,10 @@ TABLES: dict[str, Table] = {
             Column("mfu", _F64, "Model FLOP/s utilization of the job, 0 to 1; NULL where the peak is unknown."),
             Column("learning_rate", _F64, "Learning rate of the step."),
             Column("eval_loss", _F64, "Loss on held-out data after this step; NULL where none was computed."),
+            Column(
+                "shadow", pa.bool_(), "Whether its spans were left untimed on purpose: a shadow step, or not sampled."
+            ),
+            _WRITTEN,
         ),
         _table(
             "heartbeats",
@@ -220,6 +258,7 @@ TABLES: dict[str, Table] = {
             Column("offset_ns", _I64, "To be added to the host's times.", nullable=False),
             Column("drift_ppb", _F64, "Change of the offset, parts per billion."),
             Column("uncertainty_ns", _I64, "No order finer than this is claimed."),
+            Column("source", _NAME, "host, exchange, ends, or exchange-and-ends; NULL: not told."),
         ),
         _table(
             "in_flight",
@@ -234,6 +273,8 @@ TABLES: dict[str, Table] = {
             Column("microbatch", _I32, "Micro-batch that it works on."),
             Column("step", _I64, "Step that the rank is in."),
             Column("begun_ns", _I64, "Moment at which it began, on the host's clock."),
+            Column("size_bytes", _I64, "Payload of the operation on this rank."),
+            Column("waiting", pa.bool_(), "Whether the rank waits for it at this moment; NULL: not told."),
             Column("snapshot", _I16, "1 or 2: two snapshots tell slow from hung.", nullable=False),
             Column("source", _NAME, "own, flight recorder or log.", nullable=False),
         ),
@@ -246,12 +287,19 @@ TABLES: dict[str, Table] = {
             Column("kind", _NAME, "rank-died, stalled, ..."),
             Column("verdict", pa.string(), "The verdict's JSON; NULL until there is one."),
             Column("actions", pa.string(), "JSON list of actions taken with their times."),
+            _WRITTEN,
         ),
         _table(
             "faults",
             "A fault that was put in on purpose: the truth that verdicts are scored against.",
             Column("fault", pa.string(), "Fault id.", nullable=False),
-            Column("kind", _NAME, "slow, slow-link, stop, kill, skip-collective."),
+            Column(
+                "kind",
+                _NAME,
+                "Of the trainer: slow, slow-link, stop, kill, skip-collective. Of the simulator: slow-gpu, throttling, "
+                "slow-host, degraded-nic, gc-drift, data-stall, storage-stall, uneven-sequences, uneven-stages, "
+                "lost-heartbeats, and the kinds of culprits of the hang verdict.",
+            ),
             Column("ranks", pa.list_(_I32), "Ranks that carry the fault."),
             Column("host", _NAME, "Host that carries it; NULL where it is not one host."),
             Column("link", pa.string(), "Link that carries it, as from>to; NULL otherwise."),
@@ -261,9 +309,24 @@ TABLES: dict[str, Table] = {
             Column("last_step", _I64, "Last step with the fault; NULL for open end."),
             Column("first_ns", _I64, "First moment at which it acted."),
             Column("last_ns", _I64, "Last moment at which it acted."),
+            _WRITTEN,
         ),
     )
 }
+
+
+OPEN = "-open"
+"""Ends the block of windows that their agent still adds to: it replaces that file as a whole, and nobody else may."""
+
+
+def open_block_name(rank: int) -> str:
+    """Name of the block that holds the windows of a rank's block as long as they are not complete."""
+    return block_name(rank) + OPEN
+
+
+def is_open_block(block: str) -> bool:
+    """Whether the files of a block belong to their agent alone: they are neither compacted nor pruned."""
+    return block.endswith(OPEN)
 
 
 def block_name(rank: int) -> str:

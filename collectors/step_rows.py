@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from .schemas import TABLES
 
-_KEY = {"run", "attempt", "rank", "step", "start_ns", "duration_ns"}
+_KEY = {"run", "attempt", "rank", "step", "start_ns", "duration_ns", "shadow"}
 _METRICS = {column.name: column.type for column in TABLES["steps"].columns if column.name not in _KEY}
 _MOST_WAITING = 64
 _MOST_RECENT = 16
@@ -45,6 +45,8 @@ class StepRows:
         step, start_ns = _integer(line["step"]), _integer(int(line["start_ns"]) + self._base_ns)
         duration_ns = line.get("duration_ns")
         ended = {"start_ns": start_ns, "duration_ns": None if duration_ns is None else _integer(duration_ns)}
+        if isinstance(line.get("shadow"), bool):
+            ended["shadow"] = line["shadow"]
         self._release(other for other in list(self._held) if other != step)
         self._held.setdefault(step, {}).update(ended)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 import threading
 import time
@@ -16,30 +15,20 @@ import duckdb
 import pyarrow as pa
 
 from ..profiler.errors import MegascopeError, UsageError
+from .attempts import Attempt, attempts_of
 from .duck import as_duckdb_error, connect, is_read_error, plain_integers, query_error, replace_views
+from .evolution import ByVersion, by_version, identifier
 from .files import DamagedFile, FileChecker
 from .listing import Listing
-from .manifest import FileEntry, check_marker, manifest_folders
+from .manifest import FileEntry, Pruned, check_marker, manifest_folders
 from .schemas import TABLES
-from .views import ViewSource, identifier, view_statements
+from .views import ViewSource, view_statements
+
+__all__ = ["CATALOG", "Attempt", "Store"]
 
 CATALOG = "catalog.duckdb"
 
 _RANK_COLUMNS = frozenset(column.name for column in TABLES["ranks"].columns)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt of a run. ``layout`` maps axis to size, the outermost first; what is unknown is None or empty."""
-
-    run: str
-    attempt: int
-    layout: dict[str, int] = field(default_factory=dict)
-    world_size: int | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
-    exit_reason: str | None = None
-    configuration: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,7 +52,8 @@ class Store:
         self._lock = threading.RLock()
         self._checker = FileChecker(self.root)
         self._listing = Listing(self.root)
-        self._damage = 0
+        self._damage = self._derivations = 0
+        self._derived: dict[tuple[str, int], dict[str, str]] = {}
         self._views: dict[tuple[str, int] | None, _Views] = {}
         self._attempts: tuple[tuple[Any, ...], list[Attempt]] | None = None
         self._connection = connect()
@@ -94,7 +84,9 @@ class Store:
     @property
     def damaged(self) -> list[DamagedFile]:
         """Files and newest manifests that were met and cannot be read: they are left out of every answer."""
-        return sorted([*self._checker.damaged.values(), *self._listing.unreadable.values()], key=lambda file: file.path)
+        listed = {self.root / entry.path for entry in self._listing.all_entries()}
+        damaged = [file for path, file in self._checker.damaged.items() if path in listed]
+        return sorted([*damaged, *self._listing.unreadable.values()], key=lambda file: file.path)
 
     def close(self) -> None:
         """Close the connection; the store cannot be used afterwards."""
@@ -117,17 +109,28 @@ class Store:
 
     def entries(self, table: str, attempt: Attempt | None = None) -> list[FileEntry]:
         """What the manifests list for a table; damaged files are left out."""
+        listed = self._listed(table, attempt)
+        sound = [entry for entry in listed if self._checker.is_sound(entry)]
+        if len(sound) < len(listed) and any(not (self.root / entry.path).exists() for entry in listed):
+            # A file that is gone was replaced since: what was taken for the store's content is too old.
+            self.refresh()
+            sound = [entry for entry in self._listed(table, attempt) if self._checker.is_sound(entry)]
+        return sound
+
+    def _listed(self, table: str, attempt: Attempt | None) -> list[FileEntry]:
         found = self._listing.entries.get(table, ())
-        return [
-            entry
-            for entry in found
-            if (attempt is None or (entry.run, entry.attempt) == (attempt.run, attempt.attempt))
-            and self._checker.is_sound(entry)
-        ]
+        return [e for e in found if attempt is None or (e.run, e.attempt) == (attempt.run, attempt.attempt)]
 
     def files(self, table: str, attempt: Attempt | None = None) -> list[Path]:
         """The files of a table; damaged ones are left out."""
         return [self.root / entry.path for entry in self.entries(table, attempt)]
+
+    def pruned(self, attempt: Attempt) -> list[Pruned]:
+        """What was deleted of an attempt to keep the store small: rows that are missing for that reason.
+
+        One entry a table, of ``rank_windows`` one for each length of windows; none where all is there.
+        """
+        return list(self._listing.pruned.get((attempt.run, attempt.attempt), ()))
 
     # -- attempts -----------------------------------------------------------------------------------------------
 
@@ -135,23 +138,9 @@ class Store:
         """All attempts by their start, the newest last."""
         with self._lock:
             if self._attempts is None or self._attempts[0] != self._stamp():
-                self._attempts = (self._stamp(), self._read_attempts())
+                rows = self.query("SELECT * FROM runs").to_pylist()
+                self._attempts = (self._stamp(), attempts_of(rows, self._listing.all_entries()))
             return list(self._attempts[1])
-
-    def _read_attempts(self) -> list[Attempt]:
-        found = {(entry.run, entry.attempt): Attempt(entry.run, entry.attempt) for entry in self._listing.all_entries()}
-        for row in self.query("SELECT * FROM runs").to_pylist():
-            found[row["run"], row["attempt"]] = Attempt(
-                run=row["run"],
-                attempt=row["attempt"],
-                layout={str(axis): int(size) for axis, size in _json_object(row["layout"]).items()},
-                world_size=row["world_size"],
-                start_ns=row["start_ns"],
-                end_ns=row["end_ns"],
-                exit_reason=row["exit_reason"],
-                configuration=_json_object(row["configuration"]),
-            )
-        return sorted(found.values(), key=lambda a: (a.start_ns or 0, a.run, a.attempt))
 
     def attempt(self, run: str | None = None, attempt: int | None = None) -> Attempt:
         """The newest attempt, or the newest of ``run``, or the one given. UsageError names what there is."""
@@ -199,18 +188,17 @@ class Store:
         """Run one SELECT over the views, restricted to ``attempt`` if one is given.
 
         Views: every table of the documentation, ``steps_all``, ``spans`` (events with segment_name, kind, axis, host,
-        stage and one column an axis) and ``events_aligned``. Strings come back plain, and sums of integers as int64.
+        stage and one column an axis), ``events_aligned`` and ``windows`` (rollups added up, with names). Strings come
+        back plain, and sums of integers as int64.
         Raises UsageError for SQL that does not fit the views, and MegascopeError where the data cannot be read.
         """
-        try:
+        for is_last in (False, False, True):
             try:
                 return self._execute(sql, parameters, attempt)
             except duckdb.Error as error:
-                if not self.recover(error, attempt):
-                    raise
-                return self._execute(sql, parameters, attempt)
-        except duckdb.Error as error:
-            raise query_error(error) from error
+                if is_last or not self.recover(error, attempt):
+                    raise query_error(error) from error
+        raise AssertionError("the last try returns or raises")
 
     def stream(
         self, sql: str, parameters: Sequence[object] = (), attempt: Attempt | None = None, batch_rows: int = 16384
@@ -252,7 +240,7 @@ class Store:
         return False
 
     def _stamp(self) -> tuple[Any, ...]:
-        return (self._listing.version, self._damage)
+        return (self._listing.version, self._damage, self._derivations)
 
     def _prepare(self, attempt: Attempt | None) -> str:
         """Bring an attempt's views up to date and return the schema that holds them."""
@@ -260,29 +248,41 @@ class Store:
         with self._lock:
             views = self._views.setdefault(key, _Views(f"views_{len(self._views)}"))
             if views.version != self._stamp():
-                statements = self.statements(attempt)
+                stamp, statements = None, {}
+                while stamp != self._stamp():  # files that are gone bring newer manifests
+                    stamp, statements = self._stamp(), self.statements(attempt)
                 with contextlib.closing(self._connection.cursor()) as cursor:
                     replace_views(cursor, views.schema, statements, views.statements)
-                views.version, views.statements = self._stamp(), statements
+                views.version, views.statements = stamp or (), statements
             return views.schema
 
     def statements(self, attempt: Attempt | None = None) -> dict[str, str]:
         """The SELECT behind every view, in the order in which they can be created."""
-        files = {table: self.files(table, attempt) for table in self.tables()}
+        files = {table: by_version(self.root, self.entries(table, attempt)) for table in self.tables()}
         numbers: dict[str, set[int]] = {}
         for entry in self._listing.all_entries():
             numbers.setdefault(entry.run, set()).add(entry.attempt)
         has_restarts = attempt is None and any(len(found) > 1 for found in numbers.values())
         axes = list(attempt.layout) if attempt is not None else []
-        return view_statements(ViewSource(files, self._axes(files.get("ranks", ()), axes), has_restarts))
+        found = view_statements(ViewSource(files, self._axes(files.get("ranks", {}), axes), has_restarts))
+        derived = {} if attempt is None else self._derived.get((attempt.run, attempt.attempt), {})
+        more = {table: f"SELECT * FROM ({found[table]}) UNION ALL BY NAME {rows}" for table, rows in derived.items()}
+        return found | more
 
-    def _axes(self, files: Sequence[Path], first: Sequence[str]) -> list[str]:
+    def derive(self, table: str, attempt: Attempt, select: str) -> None:
+        """Let an attempt's view of a table also have the rows of a SELECT, until this store is closed."""
+        with self._lock:
+            self._derived.setdefault((attempt.run, attempt.attempt), {})[table] = select
+            self._derivations += 1
+
+    def _axes(self, files: ByVersion, first: Sequence[str]) -> list[str]:
         """The coordinate columns that ``ranks`` has, those of the layout first; without files, the layout's."""
-        if not files:
+        paths = [str(path) for group in files.values() for path in group]
+        if not paths:
             return list(first)
         with contextlib.closing(self._connection.cursor()) as cursor:
             sql = "SELECT * FROM read_parquet(?, hive_partitioning = false, union_by_name = true) LIMIT 0"
-            names = cursor.sql(sql, params=[[str(path) for path in files]]).columns
+            names = cursor.sql(sql, params=[paths]).columns
         found = [name for name in names if name not in _RANK_COLUMNS]
         return sorted(found, key=lambda name: (first.index(name) if name in first else len(first), found.index(name)))
 
@@ -295,10 +295,3 @@ class Store:
                 for name, select in statements.items():
                     connection.execute(f"CREATE VIEW {identifier(name)} AS {select}")
             return path.replace(self.root / CATALOG)
-
-
-def _json_object(text: str | None) -> dict[str, Any]:
-    if not text:
-        return {}
-    value = json.loads(text)
-    return value if isinstance(value, dict) else {}

@@ -13,6 +13,7 @@ from typing import IO, Any
 from ..profiler.errors import MegascopeError
 from ..profiler.topology import stable_id
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
+from .clocks import load_clocks
 from .lanes import Lanes
 from .store import Attempt, Store
 
@@ -20,7 +21,8 @@ Progress = Callable[[int, int], None]
 """Called with the number of spans written and the number to write."""
 
 _SPANS = """
-    SELECT events.step, microbatch, chunk, stream, thread, start_ns, duration_ns, self_ns, exposed_ns, "group",
+    SELECT events.step, microbatch, chunk, stream, thread, coalesce(start_ns, host_start_ns) AS start_ns,
+        duration_ns, self_ns, exposed_ns, "group",
         "sequence", peer, size_bytes, status, coalesce(segments.name, 'segment ' || events.segment) AS name,
         segments.kind AS kind, segments.axis AS axis
     FROM events_aligned events LEFT JOIN segments USING (segment)
@@ -43,12 +45,15 @@ def export_chrome(
 ) -> int:
     """Write the spans of ``ranks`` (None: all) in ``steps`` (first and last, both included) and return their number.
 
+    Hosts whose clocks cannot be aligned are shown by their own, and are named in ``otherData``.
+
     A process is a rank, a thread one of its host threads or device streams, with communication apart; arrows lead from
     each send to its receive. Times are microseconds since the first span, whose UTC moment is in ``otherData``. A name
     that ends in .gz is compressed. Memory stays bounded: spans are streamed, rank by rank.
 
     Raises MegascopeError where there is nothing to write, and OSError where ``out`` cannot be written.
     """
+    load_clocks(store, attempt)  # so that the view aligns by all that can be known
     chosen, total, first_ns = _select(store, attempt, ranks, steps)
     if total == 0:
         raise MegascopeError(
@@ -86,8 +91,8 @@ def _select(
     """The ranks that have spans, the number of spans, and the first start (ns, UTC)."""
     clause, parameters = _steps_clause(steps)
     rows = store.query(
-        f"SELECT rank, count(*) AS spans, min(start_ns) AS first_ns FROM events_aligned events WHERE {clause} "
-        "GROUP BY rank ORDER BY rank",
+        "SELECT rank, count(*) AS spans, min(coalesce(start_ns, host_start_ns)) AS first_ns "
+        f"FROM events_aligned events WHERE {clause} GROUP BY rank ORDER BY rank",
         parameters,
         attempt,
     ).to_pylist()
@@ -123,6 +128,9 @@ class _Export:
             "run": self._attempt.run,
             "attempt": self._attempt.attempt,
             "first_span_utc_ns": str(self._first_ns),
+            "hosts_on_a_clock_of_their_own": load_clocks(self._store, self._attempt).unaligned(
+                place.get("host") for place in places.values()
+            ),
         }
         self._file.write(f'\n], "displayTimeUnit": "ms", "otherData": {json.dumps(about)}}}\n')
         return written

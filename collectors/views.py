@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import pyarrow as pa
+from .clock_sql import EVENTS_ALIGNED
+from .evolution import ByVersion, identifier, literal, nothing_of, scan
+from .schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN, Table
+from .window_sql import WINDOWS
 
-from .schemas import TABLES, Table
-
-_TYPES = {pa.string(): "VARCHAR", pa.int64(): "BIGINT", pa.int32(): "INTEGER", pa.int16(): "SMALLINT"} | {
-    pa.float64(): "DOUBLE"
-}
+__all__ = ["NEWEST_ROW_OF", "ViewSource", "identifier", "literal", "newest_rows", "view_statements"]
 
 NEWEST_ROW_OF: Mapping[str, tuple[str, ...]] = {
     "ranks": ("run", "attempt", "rank"),
@@ -38,30 +36,9 @@ _SPAN_COLUMNS = frozenset(column.name for column in TABLES["events"].columns) | 
 class ViewSource:
     """What the views are made of: the files of each table, the axes of the mesh, and whether a run has restarts."""
 
-    files: Mapping[str, Sequence[Path]]
+    files: Mapping[str, ByVersion]
     axes: Sequence[str] = ()
     has_restarts: bool = False
-
-
-def identifier(name: str) -> str:
-    """A name as SQL takes it: quoted, since ``group`` and many an axis are words of the language."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """A string as SQL takes it."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def duck_type(kind: pa.DataType) -> str:
-    """DuckDB's name of an Arrow type that a column of the store may have."""
-    if pa.types.is_dictionary(kind):
-        return duck_type(kind.value_type)
-    if pa.types.is_list(kind):
-        return duck_type(kind.value_type) + "[]"
-    if pa.types.is_struct(kind):
-        return "STRUCT(" + ", ".join(f"{identifier(field.name)} {duck_type(field.type)}" for field in kind) + ")"
-    return _TYPES[kind]
 
 
 def view_statements(source: ViewSource) -> dict[str, str]:
@@ -70,56 +47,55 @@ def view_statements(source: ViewSource) -> dict[str, str]:
     selects["steps_all"] = selects.pop("steps")
     selects["steps"] = _NEWEST_STEPS if source.has_restarts else "SELECT * FROM steps_all"
     selects["spans"] = _spans_view(source)
-    selects["events_aligned"] = _EVENTS_ALIGNED
+    selects["events_aligned"] = EVENTS_ALIGNED
+    selects["windows"] = WINDOWS
     return selects
 
 
 def _table_view(table: Table, source: ViewSource) -> str:
-    files = source.files.get(table.name, ())
-    if not files:
-        return _empty(table, source.axes)
+    files = source.files.get(table.name, {})
+    if not any(files.values()):
+        return f"SELECT * {_exclude(table)} FROM ({nothing_of(table, source.axes)})"
     if table.name == "runs":
-        return _runs_view(files)
+        return _runs_view(table, files)
     if table.name in NEWEST_ROW_OF:
-        return _newest(table, files)
-    return f"SELECT * FROM {_scan(files)}"
+        return f"SELECT * {_exclude(table, *_FILE_COLUMNS)} FROM ({newest_rows(table, files, source.axes)})"
+    return f"SELECT * FROM {scan(table, files)}"
 
 
-def _empty(table: Table, axes: Sequence[str]) -> str:
-    columns = (f"NULL::{duck_type(field.type)} AS {identifier(field.name)}" for field in table.schema(axes))
-    return f"SELECT {', '.join(columns)} WHERE false"
+_FILE_COLUMNS = ("filename", "file_row_number")
+_UNSEEN = (WRITTEN_COLUMN, WRITER_COLUMN)
+
+_AGE = f"{WRITTEN_COLUMN} DESC NULLS LAST, filename DESC, file_row_number DESC"
+"""The newest row first. Those of version 1 have no moment; a writer's newer files sort behind its older ones."""
+
+_WRITER = f"coalesce({WRITER_COLUMN}, regexp_extract(filename, '([^/]+)-\\d{{12}}(-\\d+)?\\.parquet$', 1))"
 
 
-def _scan(files: Sequence[Path], options: str = "") -> str:
-    listed = ", ".join(literal(str(path)) for path in files)
-    return f"read_parquet([{listed}], hive_partitioning = false{options})"
+def _exclude(table: Table, *names: str) -> str:
+    """Leaves out the columns that only files have."""
+    unseen = [*(column.name for column in table.columns if column.name in _UNSEEN), *names]
+    return f"EXCLUDE ({', '.join(unseen)})" if unseen else ""
 
 
-_ORDERED_SCAN = ", filename = true, file_row_number = true"
-# A writer's newer files sort behind its older ones, also after merges: WRITER-ORDER-NUMBER.parquet.
-_AGE = "filename DESC, file_row_number DESC"
-_WRITER = r"regexp_extract(filename, '([^/]+)-\d{12}(-\d+)?\.parquet$', 1)"
+def newest_rows(table: Table, files: ByVersion, axes: Sequence[str] = ()) -> str:
+    """A SELECT of the newest row of each key, of ``runs`` of each writer; with the columns that only files have."""
+    if table.name == "runs":
+        whose = f"SELECT * REPLACE ({_WRITER} AS {WRITER_COLUMN}) FROM {scan(table, files, numbered=True)}"
+        key, rows = f"run, attempt, {WRITER_COLUMN}", f"({whose})"
+    else:
+        key = ", ".join(identifier(name) for name in NEWEST_ROW_OF[table.name])
+        rows = scan(table, files, axes, numbered=True)
+    return f"SELECT * FROM {rows} QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {_AGE}) = 1"
 
 
-def _newest(table: Table, files: Sequence[Path]) -> str:
-    key = ", ".join(identifier(name) for name in NEWEST_ROW_OF[table.name])
-    by_name = ", union_by_name = true" if table.has_axes else ""
-    return (
-        f"SELECT * EXCLUDE (filename, file_row_number) FROM {_scan(files, _ORDERED_SCAN + by_name)} "
-        f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {_AGE}) = 1"
-    )
-
-
-def _runs_view(files: Sequence[Path]) -> str:
+def _runs_view(table: Table, files: ByVersion) -> str:
     """One row an attempt: the newest of each writer, then all writers (the agents of the hosts) together.
 
     An attempt has ended once every writer says so, and its exit reason is the worst that any of them saw.
     """
     return f"""
-        WITH newest AS (
-            SELECT * FROM {_scan(files, _ORDERED_SCAN)}
-            QUALIFY row_number() OVER (PARTITION BY run, attempt, {_WRITER} ORDER BY {_AGE}) = 1
-        )
+        WITH newest AS ({newest_rows(table, files)})
         SELECT run, attempt, max(layout) AS layout, max(world_size) AS world_size,
             max(configuration) AS configuration, max(versions) AS versions, min(start_ns) AS start_ns,
             CASE WHEN bool_and(exit_reason IS NOT NULL) THEN max(end_ns) END AS end_ns,
@@ -156,19 +132,3 @@ def _spans_view(source: ViewSource) -> str:
         LEFT JOIN ranks ON ranks.run = events.run AND ranks.attempt = events.attempt AND ranks.rank = events.rank
         {_SUPERSEDED if source.has_restarts else ""}
     """
-
-
-_EVENTS_ALIGNED = """
-    WITH offsets AS (
-        SELECT * FROM clock_offsets
-        QUALIFY row_number() OVER (PARTITION BY run, attempt, host ORDER BY moment_ns DESC) = 1
-    )
-    SELECT events.* REPLACE (
-            events.start_ns + coalesce(offsets.offset_ns, 0)
-            + coalesce(CAST(round(offsets.drift_ppb * 1e-9 * (events.start_ns - offsets.moment_ns)) AS BIGINT), 0)
-            AS start_ns),
-        offsets.uncertainty_ns AS uncertainty_ns
-    FROM events
-    LEFT JOIN ranks ON ranks.run = events.run AND ranks.attempt = events.attempt AND ranks.rank = events.rank
-    LEFT JOIN offsets ON offsets.run = events.run AND offsets.attempt = events.attempt AND offsets.host = ranks.host
-"""

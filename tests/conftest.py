@@ -1,4 +1,4 @@
-"""The demo's own store, made once for all tests that look at it."""
+"""What tests all over share: the demo's own store, made once, and the folder of real traces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from support.commands import finished
 DEMO_STEPS = 60
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, also where there is a GPU
+os.environ["MEGASCOPE_SHADOW"] = "0"  # most tests expect the spans of every step; those of shadow steps say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,16 @@ class Demo:
     process: subprocess.CompletedProcess[str]
     folder: Path
     store: Path
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """Traces of real jobs, in a folder beside the project; tests of them are skipped without it, but not in CI."""
+    folder = Path(__file__).parents[2] / "shared" / "traces"
+    if not folder.is_dir() and not os.environ.get("CI"):
+        pytest.skip(f"There are no real traces at {folder}.")
+    assert folder.is_dir(), f"CI must have the real traces at {folder}"
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -127,7 +127,7 @@ _ALL_GONE = Abstention("deaths", "the processes of all ranks are gone, and which
 def _notes(deaths: Deaths, first: Sequence[Death]) -> tuple[Abstention, ...]:
     notes = [] if deaths.noted else [_NOBODY_NOTED]
     hosts = sorted({death.host for death in deaths.all if death.host is not None})
-    if any(deaths.clocks.uncertainty_ns(hosts[0], host) is None for host in hosts[1:]):
+    if any(deaths.clocks.uncertainty_ns(hosts[0], host, deaths.all[0].moment_ns) is None for host in hosts[1:]):
         reason = f"the clocks of {', '.join(hosts[:8])} are not aligned: deaths on different hosts cannot be ordered"
         notes.append(Abstention("clocks", reason))
     dead = {death.rank for death in first}

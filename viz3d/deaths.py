@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..collectors.clocks import NO_CLOCKS, Clocks, load_clocks
 from ..collectors.store import Attempt, Store
 from .actions import parse_actions
-from .clocks import NO_CLOCKS, Clocks, load_clocks
 
 SAME_LOOK_NS = 1_500_000_000
 """Deaths noticed within this time cannot be ordered by when they were noticed: the agent looks twice a second, and
@@ -160,7 +160,7 @@ def first_deaths(deaths: Sequence[Death], waiting: set[int], clocks: Clocks = NO
         return silent or raised
     # A silent death is noticed after it happened: an exception shortly before may still have followed from it.
     # Where the clocks do not tell, the rank that said why it ended is believed.
-    gap = clocks.uncertainty_ns(silent[0].host, raised[0].host)
+    gap = clocks.uncertainty_ns(silent[0].host, raised[0].host, raised[0].moment_ns)
     if gap is None or raised[0].moment_ns <= silent[0].moment_ns + gap:
         return raised
     return silent
@@ -175,7 +175,7 @@ def _earliest(deaths: Sequence[Death], together_ns: int, clocks: Clocks) -> list
             first[death.host] = death
 
     def is_later(death: Death) -> bool:
-        gaps = ((other, clocks.uncertainty_ns(other.host, death.host)) for other in first.values())
+        gaps = ((other, clocks.uncertainty_ns(other.host, death.host, death.moment_ns)) for other in first.values())
         return any(gap is not None and other.moment_ns + together_ns + gap < death.moment_ns for other, gap in gaps)
 
     return sorted((one for one in deaths if not is_later(one)), key=lambda one: (one.moment_ns, one.rank))
@@ -191,7 +191,11 @@ def _least_active(silent: Sequence[Death], clocks: Clocks) -> list[Death]:
         quiet.setdefault(death.host, death)
     left = []
     for death in quiet.values():
-        gaps = ((other, clocks.uncertainty_ns(other.host, death.host)) for other in quiet.values() if other != death)
+        gaps = [
+            (other, clocks.uncertainty_ns(other.host, death.host, death.moment_ns))
+            for other in quiet.values()
+            if other != death
+        ]
         if not any(gap is not None and (other.active_ns or 0) + gap < (death.active_ns or 0) for other, gap in gaps):
             left.append(death)
     return left

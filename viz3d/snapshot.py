@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..collectors.clock_sql import CLOCK_PIECES, aligned_sql
+from ..collectors.clocks import Clocks, load_clocks
 from ..collectors.store import Attempt, Store
 from .actions import parse_actions
-from .clocks import Clocks, load_clocks
 from .states import Flight, RankState, Snapshot
 from .verdict import GroupName
 
@@ -104,12 +105,11 @@ def _clock_name(job: _Job, rank: int) -> str:
     return "" if host in job.clocks.known else host
 
 
-_ALIGNED = """SELECT beats.*, beats.moment_ns + coalesce(clocks.offset_ns, 0)
-        + coalesce(round(clocks.drift_ppb * 1e-9 * (beats.moment_ns - clocks.moment_ns))::BIGINT, 0) AS aligned_ns
-    FROM heartbeats beats LEFT JOIN ranks USING (rank) LEFT JOIN
-        (SELECT * FROM clock_offsets WHERE uncertainty_ns IS NOT NULL
-         QUALIFY row_number() OVER (PARTITION BY host ORDER BY moment_ns DESC) = 1) clocks
-        ON clocks.host = ranks.host"""
+_ALIGNED = f"""
+    WITH pieces AS ({CLOCK_PIECES})
+    SELECT beats.*, coalesce({aligned_sql("beats.moment_ns")}, beats.moment_ns) AS aligned_ns
+    FROM heartbeats beats LEFT JOIN ranks USING (rank)
+    ASOF LEFT JOIN pieces ON pieces.host = ranks.host AND beats.moment_ns >= pieces.from_ns"""
 """Heartbeats with their moments on the reference clock, as `clocks` has it."""
 
 

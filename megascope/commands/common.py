@@ -30,11 +30,14 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSO
 
 
 def open_attempt(path: Path, run: str | None, attempt: int | None) -> tuple[Store, Attempt]:
-    """Open a store and choose an attempt."""
+    """Open a store and choose an attempt; what was pruned of it is said on stderr."""
+    from ..collectors.retention import pruned_sentence  # noqa: PLC0415
     from ..collectors.store import Store  # noqa: PLC0415
 
     store = Store(path)
     chosen = store.attempt(run, attempt)
+    for pruned in store.pruned(chosen):
+        sys.stderr.write(f"megascope: {pruned_sentence(pruned)}\n")
     return store, chosen
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors import rank_drain, writer
+from megascope.collectors import rank_metadata, writer
 from megascope.collectors.agent import Agent, AgentSettings, run_agent
 from megascope.collectors.attempt_drain import AttemptDrain
 from megascope.collectors.store import Store
@@ -252,6 +252,31 @@ def test_memory_stays_bounded_while_the_store_is_away(
     assert sorted(row["sequence"] for row in read_table(store_root, "events")) == list(range(1, 201))
 
 
+def test_a_backlog_is_taken_in_pieces(
+    recorder: Open, agent: Callable[..., Agent], store_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ranks left while no agent ran is more than one poll may take into memory: every rank has its share."""
+    monkeypatch.setattr("megascope.collectors.run_drain.MOST_SPANS_AT_ONCE", 50)
+    ranks = [recorder(rank=rank, world_size=2) for rank in range(2)]
+    for number in range(200):
+        collective(ranks[0], number + 1)
+    for number in range(30):
+        collective(ranks[1], number + 1)
+    for rank in ranks:
+        rank.close("finished")
+    watcher = agent()
+    seen: list[tuple[int, int]] = []
+    while not seen or watcher.is_behind:
+        watcher.poll()
+        assert not any(run.pending_spans for run in watcher.runs.values()), "what was taken is committed at once"
+        stored = [row["rank"] for row in read_table(store_root, "events")]
+        seen.append((stored.count(0), stored.count(1)))
+    assert seen == [(25 * poll, min(25 * poll, 30)) for poll in range(1, 9)]
+    drain_all(watcher)
+    assert len(read_table(store_root, "events")) == 230
+    assert newest_attempt(store_root).exit_reason == "finished"
+
+
 def test_strangers_in_the_spool_harm_nothing(
     recorder: Open, agent: Callable[..., Agent], spool: Path, store_root: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -393,7 +418,7 @@ def test_a_rank_on_another_host_is_never_declared_dead(
     """Its process cannot be seen from here: only its box tells whether it lives."""
     rank = recorder()
     collective(rank, 1)
-    monkeypatch.setattr(rank_drain, "socket", type("elsewhere", (), {"gethostname": staticmethod(lambda: "x")}))
+    monkeypatch.setattr(rank_metadata, "socket", type("elsewhere", (), {"gethostname": staticmethod(lambda: "x")}))
     watcher = agent(heartbeat_s=0.0, idle_exit_s=0.2)
     watcher.poll(flush=True)
     beat = read_table(store_root, "heartbeats")[-1]
@@ -425,7 +450,16 @@ def test_the_catalog_is_written_at_thedrain_all(recorder: Open, spool: Path, sto
     settings = AgentSettings(spool=spool, store=store_root, poll_s=0.02, idle_exit_s=0.1)
     assert run_agent(settings, threading.Event()) == 0
     assert (store_root / "catalog.duckdb").exists()
-    assert sorted(path.name for path in spool.iterdir()) == ["agent.lock"]
+    assert not spool.exists(), "the agent leaves nothing of its own behind"
+
+
+@pytest.mark.timeout(60)
+def test_a_log_that_says_something_stays(recorder: Open, spool: Path, store_root: Path) -> None:
+    recorder().close("finished")
+    (spool / "agent.log").write_text("a warning\n")
+    settings = AgentSettings(spool=spool, store=store_root, poll_s=0.02, idle_exit_s=0.1)
+    assert run_agent(settings, threading.Event()) == 0
+    assert [path.name for path in spool.iterdir()] == ["agent.log"]
 
 
 def test_an_exception_is_a_crash_with_its_text(recorder: Open, agent: Callable[..., Agent], store_root: Path) -> None:

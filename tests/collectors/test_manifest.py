@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -40,7 +41,7 @@ def _entry(path: str, table: str = "events") -> FileEntry:
 
 def _write(root: Path, snapshot: int) -> Manifest:
     path = f"{data_folder('events', 'r', 0, 'b000')}/w-{snapshot:012d}.parquet"
-    manifest = Manifest("w", snapshot, (_entry(path),), state={"cursor": snapshot})
+    manifest = Manifest("w", snapshot, (_entry(path),), state={"cursor": snapshot}, order=snapshot)
     write_manifest(root, manifest)
     return manifest
 
@@ -87,3 +88,13 @@ def test_a_leftover_temporary_file_is_no_snapshot(tmp_path: Path) -> None:
     written = _write(tmp_path, 1)
     (_folder(tmp_path) / "000000000002.json.tmp").write_text("{")
     assert read_manifest(_folder(tmp_path)) == written
+
+
+def test_many_writers_may_begin_a_store_at_once(tmp_path: Path) -> None:
+    for number in range(10):
+        root = tmp_path / str(number)
+        with ThreadPoolExecutor(16) as pool:
+            for done in [pool.submit(manifests.write_marker, root) for _ in range(16)]:
+                done.result(timeout=30)
+        assert manifests.check_marker(root)
+        assert [path.name for path in root.iterdir()] == [manifests.MARKER]

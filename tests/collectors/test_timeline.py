@@ -95,7 +95,8 @@ def test_every_span_is_in_the_trace_with_its_numbers(store: Store, tmp_path: Pat
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     moments = [event for event in trace["traceEvents"] if event["ph"] == "i"]
     assert (count, len(slices), len(moments)) == (24, 18, 6)
-    assert trace["otherData"] == {"run": "r", "attempt": 0, "first_span_utc_ns": str(START_NS)}
+    about = {"run": "r", "attempt": 0, "first_span_utc_ns": str(START_NS)}
+    assert trace["otherData"] == {**about, "hosts_on_a_clock_of_their_own": ["a", "b"]}
     (send,) = [e for e in slices if e["name"] == "send_forward" and e["args"]["step"] == 2]
     assert (send["pid"], send["ts"], send["dur"], send["cat"]) == (0, 2100.002, 300.001, "p2p")
     assert send["args"] == {

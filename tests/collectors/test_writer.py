@@ -8,50 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megascope.collectors import manifest_writer as writers
 from megascope.collectors import merging
-from megascope.collectors import writer as writers
-from megascope.collectors.schemas import TABLES
+from megascope.collectors.schemas import SCHEMA_VERSION
 from megascope.collectors.store import Store
+from megascope.collectors.sweeping import sweep
 from megascope.collectors.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
-
-_NAMES = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-
-
-def _values(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
-        return _NAMES
-    if pa.types.is_floating(kind):
-        return st.floats(allow_nan=False)
-    if pa.types.is_list(kind):
-        return st.lists(_values(kind.value_type), max_size=3)
-    if pa.types.is_struct(kind):
-        return st.fixed_dictionaries({field.name: _values(field.type) | st.none() for field in kind})
-    limit = 2 ** (kind.bit_width - 1)
-    return st.integers(-limit, limit - 1)
+from support.table_rows import ADDED, NAMES, as_text, rows_of, tables
 
 
-@st.composite
-def _tables(draw: st.DrawFn) -> tuple[str, dict[str, list[Any]]]:
-    """A table and rows of it: any value that its types can hold, NULL where it may stand."""
-    name = draw(st.sampled_from(sorted(set(TABLES) - {"runs"})))
-    count = draw(st.integers(1, 4))
-    columns = {}
-    for column in TABLES[name].columns:
-        if column.name in ("run", "attempt"):
-            continue
-        values = _values(column.type) if not column.nullable else _values(column.type) | st.none()
-        columns[column.name] = draw(st.lists(values, min_size=count, max_size=count))
-    return name, columns
-
-
-@given(_tables(), _NAMES.filter(bool), st.integers(0, 1000))
+@given(tables(), NAMES.filter(bool), st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_every_value_comes_back(
     tmp_path_factory: pytest.TempPathFactory, written: tuple[str, dict[str, list[Any]]], run: str, attempt: int
@@ -64,28 +36,20 @@ def test_every_value_comes_back(
     with Store(root) as store:
         (path,) = store.files(name)
         table = pq.ParquetFile(path).read()
-    found = [{k: v for k, v in row.items() if k not in ("run", "attempt")} for row in table.to_pylist()]
-    assert sorted(map(_as_text, found)) == sorted(map(_as_text, _rows(columns)))
+    found = [{k: v for k, v in row.items() if k not in ADDED} for row in table.to_pylist()]
+    assert sorted(map(as_text, found)) == sorted(map(as_text, rows_of(columns)))
     assert set(table["run"].to_pylist()) == {run}
     assert set(table["attempt"].to_pylist()) == {attempt}
-
-
-def _as_text(row: dict[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True)
-
-
-def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def test_files_carry_schema_version_and_encodings(writer: TableWriter, events: Callable[..., Any]) -> None:
     writer.write("events", "r", 0, events(100))
     writer.commit()
     file = pq.ParquetFile(writer.root / writer.committed_files[0].path)
-    assert file.metadata.metadata[b"megascope.schema"] == b"1"
+    assert file.metadata.metadata[b"megascope.schema"] == str(SCHEMA_VERSION).encode()
     columns = {file.metadata.row_group(0).column(i).path_in_schema: file.metadata.row_group(0).column(i)
                for i in range(file.metadata.num_columns)}  # fmt: skip
-    assert "DELTA_BINARY_PACKED" in columns["start_ns"].encodings
+    assert {"DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"} & set(columns["start_ns"].encodings)
     assert "BYTE_STREAM_SPLIT" in columns["duration_ns"].encodings
     assert {column.compression for column in columns.values()} == {"ZSTD"}
     assert columns["run"].has_dictionary_page
@@ -215,10 +179,10 @@ def test_what_a_writer_that_is_gone_had_replaced_is_swept(store_root: Path, even
         for _ in range(merging.MERGE_ABOVE_FILES + 1):
             writer.write("events", "r", 0, events(1))
             writer.commit()
-        assert writers.sweep(store_root, grace_s=0) == 0, "a living writer looks after its files itself"
-    assert writers.sweep(store_root) == 0
-    assert writers.sweep(store_root, grace_s=0) == merging.MERGE_ABOVE_FILES
-    assert writers.sweep(store_root, grace_s=0) == 0
+        assert sweep(store_root, grace_s=0) == 0, "a living writer looks after its files itself"
+    assert sweep(store_root) == 0
+    assert sweep(store_root, grace_s=0) == merging.MERGE_ABOVE_FILES
+    assert sweep(store_root, grace_s=0) == 0
     with Store(store_root) as store:
         assert store.read("events", store.attempt()).num_rows == merging.MERGE_ABOVE_FILES + 1
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from megascope.collectors.clocks import Clocks, HostClock, load_clocks
 from megascope.collectors.store import Store
 from megascope.profiler.topology import Topology
-from megascope.viz3d.clocks import Clocks, HostClock, load_clocks
 from megascope.viz3d.deaths import Death, first_deaths
 from megascope.viz3d.hang import diagnose
 from megascope.viz3d.looks import compare_looks
@@ -142,12 +142,12 @@ def test_aligned_moments_bound_a_look_at_the_past(tmp_path: Path) -> None:
 
 
 def test_offsets_and_drift_are_applied_and_an_unknown_uncertainty_is_no_clock(tmp_path: Path) -> None:
-    clock = HostClock(MOMENT_NS, -5 * SECOND, 1000.0, 10)
+    clock = HostClock.at(MOMENT_NS, -5 * SECOND, 1000.0, 10)
     assert clock.aligned_ns(MOMENT_NS + 10 * SECOND) == MOMENT_NS + 5 * SECOND + 10_000
-    clocks = Clocks({"a": clock, "b": HostClock(0, 0, 0.0, 32)})
-    assert clocks.uncertainty_ns("a", "b") == 42
-    assert clocks.uncertainty_ns("c", "c") == 0
-    assert clocks.uncertainty_ns("a", "c") is None
+    clocks = Clocks({"a": clock, "b": HostClock.at(0, 0, 0.0, 32)})
+    assert clocks.uncertainty_ns("a", "b", MOMENT_NS) == 42
+    assert clocks.uncertainty_ns("c", "c", MOMENT_NS) == 0
+    assert clocks.uncertainty_ns("a", "c", MOMENT_NS) is None
     store = write_scene(tmp_path / "store", [stuck(0, 3)], more=offsets(40, None))
     assert load_clocks(store, store.attempt()).known == {}
 
@@ -166,7 +166,7 @@ def on(host: str, rank: int, second: float, **more: Any) -> Death:
     return Death(rank, more.pop("state", "gone"), round(second * SECOND), host=host, **more)
 
 
-KNOWN = Clocks({"node0": HostClock(0, 0, 0.0, SECOND), "node1": HostClock(0, 0, 0.0, SECOND)})
+KNOWN = Clocks({"node0": HostClock.at(0, 0, 0.0, SECOND), "node1": HostClock.at(0, 0, 0.0, SECOND)})
 UNKNOWN = Clocks({})
 
 

@@ -1,0 +1,206 @@
+"""Owning one writer's manifest: what it lists, what is staged for it, and what is on its way out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..profiler.errors import MegascopeError
+from .durable import make_folders
+from .locks import FileLock
+from .manifest import (
+    FileEntry,
+    Manifest,
+    Retired,
+    compactor_name,
+    data_folder,
+    is_compactor_folder,
+    manifest_folder,
+    quote_name,
+    read_manifest,
+    snapshot_numbers,
+    write_manifest,
+    write_marker,
+)
+from .schemas import SCHEMA_VERSION
+
+GRACE_S = 60.0
+"""A replaced file stays this long, so that readers of an older manifest can finish."""
+
+LOOK_EVERY_S = 10.0
+"""How often a writer looks for files of its own that a compactor has replaced."""
+
+LOCK = "lock"
+
+Key = tuple[str, str, int, str]
+"""Table, run, attempt and block."""
+
+
+class WriterHeldError(MegascopeError):
+    """Another process holds the writer's name, be it only for a moment."""
+
+
+class ManifestWriter:
+    """One writer's manifest, under the writer's lock, from the last snapshot on.
+
+    Files are staged by what derives from this; `publish` makes them valid all at once. Raises WriterHeldError where
+    another process holds the name, MegascopeError where none of the writer's manifests can be read or the store is of
+    a newer schema, and OSError where the store cannot be written.
+    """
+
+    def __init__(self, root: Path, writer: str, *, grace_s: float = GRACE_S) -> None:
+        self.root, self.writer, self.grace_s = Path(root), writer, grace_s
+        write_marker(self.root)
+        self._folder = manifest_folder(self.root, writer)
+        make_folders(self._folder)
+        lock = FileLock.acquire(self._folder / LOCK)
+        if lock is None:
+            raise WriterHeldError(f"Another process writes to {self.root} as {writer!r}: end it, or use another name.")
+        self._lock = lock
+        for left_over in self._folder.glob("*.json.tmp"):
+            left_over.unlink(missing_ok=True)
+        self.snapshot = max(snapshot_numbers(self._folder), default=0)
+        manifest = _read_own(self._folder, writer, self.snapshot)
+        self.is_whole = manifest.snapshot == self.snapshot
+        self.state: Mapping[str, Any] = manifest.state
+        self._live = {entry.path: entry for entry in manifest.files}
+        self._retired = {entry.path: entry for entry in manifest.retired}
+        self._order = max(self.snapshot, manifest.order)
+        self._replaces, self._pruned = set(manifest.replaces), manifest.pruned
+        self._staged: dict[str, FileEntry] = {}
+        self._replaced: set[str] = set()
+        # Files of our own that a compactor has replaced: never merged again, and dropped with the next commit.
+        self._compacted: set[str] = set()
+        self._compactors: dict[tuple[str, int, str], int] = {}
+        self._looked_at = -LOOK_EVERY_S
+        self.look_for_compacted()
+
+    @property
+    def live_bytes(self) -> int:
+        """Size of all committed live files."""
+        return sum(entry.size_bytes for entry in self._live.values())
+
+    @property
+    def committed_files(self) -> Sequence[FileEntry]:
+        """The live files of the last commit."""
+        return tuple(self._live.values())
+
+    def rollback(self) -> None:
+        """Forget and delete what is staged."""
+        for path in self._staged:
+            with contextlib.suppress(OSError):
+                (self.root / path).unlink(missing_ok=True)
+        self._staged, self._replaced = {}, set()
+
+    def close(self) -> None:
+        """Delete what is staged and give the writer's name free."""
+        self.rollback()
+        self._lock.release()
+
+    def publish(self, state: Mapping[str, Any] | None = None) -> int:
+        """Make what is staged valid in a new snapshot, without what was replaced; return the snapshot's number.
+
+        On OSError nothing has changed for readers, and the same call may be tried again.
+        """
+        now = time.time_ns()
+        gone = {path: Retired(path, now) for path in self._replaced | self._compacted if path in self._live}
+        kept = {path: entry for path, entry in self._live.items() if path not in gone}
+        live = kept | {path: _stamped(entry, now) for path, entry in self._staged.items()}
+        retired = self._delete_expired(now) | gone
+        manifest = Manifest(
+            self.writer, self.snapshot + 1, tuple(live.values()), tuple(retired.values()),
+            self.state if state is None else state, self._order, tuple(sorted(self._replaces)), self._pruned,
+        )  # fmt: skip
+        write_manifest(self.root, manifest)
+        self.snapshot, self.state, self._live, self._retired = manifest.snapshot, manifest.state, live, retired
+        self._staged, self._replaced, self._compacted = {}, set(), set()
+        return self.snapshot
+
+    def look_for_compacted(self) -> None:
+        """Find files of our own that a compactor has replaced; cheap when it did not."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S or is_compactor_folder(self._folder):
+            return
+        self._looked_at = now
+        for block in {(entry.run, entry.attempt, entry.block) for entry in self._live.values()}:
+            folder = manifest_folder(self.root, compactor_name(*block))
+            newest = max(snapshot_numbers(folder), default=0) if folder.is_dir() else 0
+            if newest != self._compactors.get(block, 0):
+                manifest = read_manifest(folder)
+                self._compactors[block] = newest
+                self._compacted.update(path for path in (manifest.replaces if manifest else ()) if path in self._live)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def _files(self, key: Key) -> list[FileEntry]:
+        """Files of one table, attempt and block, the oldest first; those that are replaced are left out."""
+        gone = self._replaced | self._compacted
+        found = [entry for entry in (self._live | self._staged).values() if key_of(entry) == key]
+        return sorted((e for e in found if e.path not in gone), key=lambda entry: (entry.order, entry.path))
+
+    def _is_live(self, entry: FileEntry) -> bool:
+        return entry.path in self._live and entry.path not in self._replaced | self._compacted
+
+    def _new_path(self, key: Key, order: int) -> str:
+        stem = f"{data_folder(*key)}/{quote_name(self.writer)}-{order:012d}"
+        return next(path for number in range(10**6) if not (self.root / (path := f"{stem}-{number}.parquet")).exists())
+
+    def _retire(self, entries: Iterable[FileEntry]) -> None:
+        for entry in entries:
+            if self._staged.pop(entry.path, None) is None:
+                self._replaced.add(entry.path)
+            else:
+                (self.root / entry.path).unlink(missing_ok=True)
+
+    def _delete_expired(self, now: int) -> dict[str, Retired]:
+        """Delete retired files that no reader can use any more; those that must stay."""
+        limit = now - int(self.grace_s * 1e9)
+        kept = {}
+        for path, entry in self._retired.items():
+            if entry.retired_ns > limit:
+                kept[path] = entry
+            else:
+                (self.root / path).unlink(missing_ok=True)
+        return kept
+
+    def _remove_orphans(self, pattern: str) -> None:
+        """Delete what an earlier incarnation of this writer staged and did not live to commit.
+
+        Without the newest manifest nobody knows which files those are: then they all stay.
+        """
+        if not self.is_whole:
+            return
+        name = re.compile(re.escape(quote_name(self.writer)) + r"-\d{12}(-\d+)?\.parquet(\.tmp)?")
+        for path in self.root.glob(pattern):
+            relative = path.relative_to(self.root).as_posix()
+            if name.fullmatch(path.name) and relative not in self._live and relative not in self._retired:
+                path.unlink(missing_ok=True)
+
+
+def key_of(entry: FileEntry) -> Key:
+    """Table, run, attempt and block of a file."""
+    return entry.table, entry.run, entry.attempt, entry.block
+
+
+def _stamped(entry: FileEntry, now: int) -> FileEntry:
+    """A staged file as it is listed: with its moment, which a merged file has from what went into it."""
+    return replace(entry, committed_ns=entry.committed_ns or now, schema=SCHEMA_VERSION)
+
+
+def _read_own(folder: Path, writer: str, newest: int) -> Manifest:
+    """The last snapshot of a writer, or one without files where it has none yet.
+
+    Raises MegascopeError where there are snapshots and none can be read: its files would be taken for left-overs.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None and newest:
+        raise MegascopeError(
+            f"None of the manifests in {folder} can be read: put one back from a copy of the store, or remove the "
+            "folder to give up the files that they list."
+        )
+    return manifest or Manifest(writer, 0)

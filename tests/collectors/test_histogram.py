@@ -1,0 +1,105 @@
+"""Log-histograms: percentiles within 1 % of exact order statistics, merging in any order, the same in SQL."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megascope.collectors.histogram import (
+    BINS_PER_E,
+    ZERO_BIN,
+    bin_sql,
+    bins_of,
+    cell_percentiles,
+    estimates,
+    histogram,
+    merge,
+    percentile,
+    percentile_sql,
+)
+
+DURATIONS = st.lists(
+    st.one_of(st.integers(0, 10**6), st.integers(0, 10**15), st.integers(10**9, 10**9 + 10**6)),
+    min_size=1,
+    max_size=200,
+)
+PERCENT = st.floats(0, 100, allow_nan=False)
+
+
+def exact(values: list[int], q: float) -> int:
+    """The nearest-rank percentile."""
+    return sorted(values)[max(math.ceil(q / 100 * len(values)), 1) - 1]
+
+
+def as_lists(found: tuple[Any, Any]) -> tuple[list[int], list[int]]:
+    return found[0].tolist(), found[1].tolist()
+
+
+@given(DURATIONS, PERCENT)
+def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int], q: float) -> None:
+    found = percentile(*histogram(np.array(values)), q)
+    assert found == pytest.approx(exact(values, q), rel=0.01)
+
+
+@given(DURATIONS, DURATIONS, DURATIONS)
+def test_merging_is_commutative_associative_and_the_histogram_of_all(a: list[int], b: list[int], c: list[int]) -> None:
+    one, two, three = (histogram(np.array(values)) for values in (a, b, c))
+    assert as_lists(merge(one, two)) == as_lists(merge(two, one))
+    assert as_lists(merge(merge(one, two), three)) == as_lists(merge(one, merge(two, three)))
+    assert as_lists(merge(merge(one, two), three)) == as_lists(histogram(np.array(a + b + c)))
+
+
+@given(st.integers(1, 2**62))
+def test_a_bin_stands_for_its_values_within_one_percent(value: int) -> None:
+    assert estimates(bins_of(np.array([value])))[0] == pytest.approx(value, rel=0.01)
+
+
+def test_bounds_zero_and_nothing() -> None:
+    bins = bins_of(np.array([0, 1, 2, 2**62]))
+    assert bins.dtype == np.int32
+    assert bins.tolist() == [ZERO_BIN, 0, math.floor(math.log(2) * BINS_PER_E), math.floor(62 * math.log(2) * 50)]
+    assert percentile(*histogram(np.array([0, 0, 5])), 50) == 0.0
+    assert math.isnan(percentile(*histogram(np.zeros(0, np.int64)), 50))
+
+
+@given(st.lists(DURATIONS, min_size=1, max_size=5), PERCENT, st.integers(0, 2**32 - 1))
+def test_many_histograms_at_once_whatever_the_order_of_their_entries(
+    cells: list[list[int]], q: float, seed: int
+) -> None:
+    parts = [(cell, *histogram(np.array(values))) for cell, values in enumerate(cells)]
+    owner = np.concatenate([np.full(len(bins), cell) for cell, bins, _ in parts])
+    bins, counts = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
+    order = np.random.default_rng(seed).permutation(len(bins))
+    found = cell_percentiles(owner[order], bins[order], counts[order], q, len(cells) + 1)
+    assert found[:-1].tolist() == [percentile(bins, counts, q) for _, bins, counts in parts]
+    assert math.isnan(found[-1])
+
+
+def test_the_same_in_sql() -> None:
+    random = np.random.default_rng(3)
+    values = [np.concatenate([[0], random.lognormal(12, 2, 300).astype(np.int64)]) for _ in range(6)]
+    parts = [histogram(each) for each in values]
+    rows = pa.table(
+        {
+            "rank": [0, 0, 1, 1, 2, 2],
+            "duration_bins": [bins.tolist() for bins, _ in parts],
+            "duration_bin_counts": [counts.tolist() for _, counts in parts],
+        }
+    )
+    connection = duckdb.connect()
+    connection.register("rows", rows)
+    for q in (0, 1, 50, 99.9, 100):
+        answer = connection.sql(percentile_sql("rows", "rank", "duration", q) + " ORDER BY rank").fetchall()
+        merged = [merge(parts[2 * rank], parts[2 * rank + 1]) for rank in range(3)]
+        assert answer == [(rank, pytest.approx(percentile(*both, q), rel=1e-9)) for rank, both in enumerate(merged)]
+    connection.register("spans", pa.table({"ns": values[0]}))
+    assert [row[0] for row in connection.sql(f"SELECT {bin_sql('ns')} FROM spans").fetchall()] == bins_of(
+        values[0]
+    ).tolist()
