@@ -9,11 +9,16 @@ from ..collectors.store import Attempt, Store
 
 MAX_POINTS = 4000
 
+MANY_RANKS = 2048
+SAMPLED_RANKS = 256
+"""Of a job of more than `MANY_RANKS`, steps are read of so many first and as many last ranks: one end of the mesh has
+the loss, whatever its order, and a step in which all meet is as long for all."""
+
 _PER_STEP = """
     SELECT step, avg(loss) AS loss, avg(eval_loss) AS eval_loss, avg(grad_norm) AS grad_norm, max(mfu) AS mfu,
         median(duration_ns) AS step_ns, max(duration_ns) AS longest_ns,
         max(tokens) / (nullif(max(duration_ns), 0) / 1e9) AS tokens_per_second
-    FROM steps GROUP BY step ORDER BY step
+    FROM steps WHERE {} GROUP BY step ORDER BY step
 """
 
 
@@ -32,17 +37,26 @@ class Headline:
     hosts: int
 
 
+def ranks_read(attempt: Attempt) -> str:
+    """SQL condition on ``rank``: all ranks, or those that a large job is known by."""
+    size = attempt.world_size or 0
+    if size <= MANY_RANKS:
+        return "true"
+    return f"(rank < {SAMPLED_RANKS} OR rank >= {size - SAMPLED_RANKS})"
+
+
 def headline(store: Store, attempt: Attempt) -> Headline:
     """Newest values; throughput, MFU and step time are medians over the last 20 complete steps."""
-    recent = f"(SELECT * FROM ({_PER_STEP}) ORDER BY step DESC LIMIT 20)"
+    condition = ranks_read(attempt)
+    recent = f"(SELECT * FROM ({_PER_STEP.format(condition)}) ORDER BY step DESC LIMIT 20)"
     row = store.query(
         f"""SELECT max(step) AS last_step, median(tokens_per_second) AS tokens_per_second, median(mfu) AS mfu,
                median(step_ns) AS step_ns FROM {recent}""",
         attempt=attempt,
     ).to_pylist()[0]
     newest = store.query(
-        """SELECT arg_max(loss, step) AS loss, max(step) FILTER (loss IS NOT NULL) AS loss_step,
-               arg_max(grad_norm, step) AS grad_norm FROM steps""",
+        f"""SELECT arg_max(loss, step) AS loss, max(step) FILTER (loss IS NOT NULL) AS loss_step,
+               arg_max(grad_norm, step) AS grad_norm FROM steps WHERE {condition}""",
         attempt=attempt,
     ).to_pylist()[0]
     places = store.query("SELECT count(*) AS ranks, count(DISTINCT host) AS hosts FROM ranks", attempt=attempt)
@@ -54,7 +68,7 @@ def curve_panels(store: Store, attempt: Attempt) -> dict[str, Any]:
 
     Beyond `MAX_POINTS` steps a panel gets evenly chosen ones; a panel without any value is left out.
     """
-    table = store.query(_PER_STEP, attempt=attempt).to_pydict()
+    table = store.query(_PER_STEP.format(ranks_read(attempt)), attempt=attempt).to_pydict()
     steps: list[int] = table["step"]
     chosen = range(0, len(steps), max(1, -(-len(steps) // MAX_POINTS)))
     x = [steps[at] for at in chosen]

@@ -142,7 +142,7 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
         raise MegascopeError(f"{choice.segment} was not recorded in these steps. Choose other steps.")
     ranks = [int(rank) for rank in matrix.ranks[rows]]
     link = View(run=attempt.run, attempt=attempt.attempt, axis=peer_axis(attempt))
-    meta = {
+    meta: dict[str, Any] = {
         "key": [attempt.run, attempt.attempt, choice.segment, choice.metric, choice.show, choice.order, ranks[0]],
         "segment": choice.segment,
         "metric": "spans" if choice.metric == "count" else f"{choice.metric} time",
@@ -150,6 +150,7 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
         "show": choice.show,
         "ranks": ranks,
         "steps": [int(step) for step in matrix.steps],
+        "step_width": matrix.step_width,
         "hosts": [placement.host_of(rank) for rank in ranks],
         "places": place_texts(placement, ranks),
         "sections": [[section.label, section.first, section.last] for section in sections],

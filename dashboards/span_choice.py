@@ -10,6 +10,7 @@ import numpy as np
 from ..collectors.store import Attempt, Store
 from ..heatmap.peers import Placement
 from ..profiler.errors import MegascopeError, UsageError
+from .curves import ranks_read
 from .heat_data import placement_of
 from .verdicts import hang_of, peer_axis, stragglers_of
 from .view import View, ranks_text
@@ -98,10 +99,9 @@ def nearest(group: tuple[int, ...], rank: int, limit: int = NEAREST_RANKS) -> tu
 
 
 def _steps(store: Store, attempt: Attempt) -> tuple[int, int, int]:
-    """First step, last step, and the newest step that all ranks have completed."""
-    rows = store.query(
-        "SELECT step, count(DISTINCT rank) AS ranks FROM steps GROUP BY step ORDER BY step", attempt=attempt
-    ).to_pylist()
+    """First step, last step, and the newest step that all ranks have completed, as far as they are read."""
+    sql = f"SELECT step, count(DISTINCT rank) AS ranks FROM steps WHERE {ranks_read(attempt)} GROUP BY 1 ORDER BY 1"
+    rows = store.query(sql, attempt=attempt).to_pylist()
     if not rows:
         sql = "SELECT DISTINCT step, 1 AS ranks FROM events WHERE step IS NOT NULL ORDER BY step"
         rows = store.query(sql, attempt=attempt).to_pylist()

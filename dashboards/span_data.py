@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ WORK = {HOST, "compute", "default"}
 """Lanes of work: the first of a rank."""
 
 _SPANS = """
-    SELECT e.rank, e.step, e.microbatch, e.chunk, e.stream, e.thread, e.start_ns, e.duration_ns, e.self_ns,
-        e.exposed_ns, e.clock, e."group", e.sequence, e.peer, e.size_bytes, e.status, s.name, s.kind, s.axis
+    SELECT e.rank, e.step, e.microbatch, e.chunk, e.stream, e.thread, coalesce(e.start_ns, e.host_start_ns) AS start_ns,
+        e.duration_ns, e.self_ns, e.exposed_ns, e.clock, e."group", e.sequence, e.peer, e.size_bytes, e.status,
+        s.name, s.kind, s.axis
     FROM events_aligned e LEFT JOIN segments s ON s.segment = e.segment
     WHERE list_contains(?, e.rank) AND e.step BETWEEN ? AND ?
     LIMIT ?
@@ -44,6 +45,7 @@ def spans_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     choice = choose_spans(view, bench, attempt)
     if len(choice.ranks) > MAX_RANKS:
         raise UsageError(f"The view has {len(choice.ranks)} ranks; the timeline draws {MAX_RANKS}. Name fewer ranks.")
+    clocks_of(bench, attempt)  # so that the spans are aligned by what is known of the clocks
     parameters = [list(choice.ranks), *choice.steps, MAX_SPANS + 1]
     spans = bench.store.query(_SPANS, parameters, attempt)
     if spans.num_rows > MAX_SPANS:
@@ -83,7 +85,7 @@ def _packed(bench: Workbench, attempt: Attempt, choice: SpanChoice, spans: pa.Ta
         "range": f"{choice.steps[0]}:{choice.steps[1]}",
         "lanes": lanes,
         "segments": [{"name": name or "unknown", "kind": kind or "", "axis": axis} for name, kind, axis in segments],
-        "hosts": {rank: placement.host_of(rank) for rank in choice.ranks},
+        "hosts": _host_texts(bench, attempt, {rank: placement.host_of(rank) for rank in choice.ranks}),
         "places": dict(zip(choice.ranks, place_texts(placement, choice.ranks), strict=True)),
         "steps": _step_starts(bench, attempt, choice, base),
         **words,
@@ -131,6 +133,16 @@ def _lanes(spans: pa.Table, ranks: Sequence[int]) -> tuple[list[list[Any]], npt.
     return labels, np.fromiter((number[key] for key in keys), np.int32, len(keys))
 
 
+def _host_texts(bench: Workbench, attempt: Attempt, hosts: Mapping[int, str | None]) -> dict[int, str | None]:
+    """The ranks' hosts, and of several hosts those that cannot be aligned with the others."""
+    clocks = clocks_of(bench, attempt)
+    if len(set(hosts.values())) <= 1:
+        return dict(hosts)
+    return {
+        rank: host if host is None or rank in clocks else f"{host} (by its own clock)" for rank, host in hosts.items()
+    }
+
+
 def _arrows(spans: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Indices of the spans of each send and of its receive: the same group, direction and sequence."""
     kinds, names = spans["kind"].to_pylist(), spans["name"].to_pylist()
@@ -160,7 +172,7 @@ def _step_starts(bench: Workbench, attempt: Attempt, choice: SpanChoice, base: i
     )
     clocks = clocks_of(bench, attempt)
     return [
-        [row["rank"], row["step"], clocks.get(row["rank"], SAME_CLOCK).aligned(row["start_ns"]) - base]
+        [row["rank"], row["step"], clocks.get(row["rank"], SAME_CLOCK).aligned_ns(row["start_ns"]) - base]
         for row in rows.to_pylist()
     ]
 
@@ -184,7 +196,7 @@ def _with_in_flight(bench: Workbench, attempt: Attempt, choice: SpanChoice, span
     more = [
         {
             **{name: row.get(name) for name in ("rank", "step", "microbatch", "group", "sequence", "peer", "kind")},
-            "start_ns": clocks.get(row["rank"], SAME_CLOCK).aligned(row["begun_ns"]),
+            "start_ns": clocks.get(row["rank"], SAME_CLOCK).aligned_ns(row["begun_ns"]),
             "duration_ns": max(0, row["moment_ns"] - row["begun_ns"]),
             "name": row["segment"],
             "stream": IN_FLIGHT,

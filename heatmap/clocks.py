@@ -1,60 +1,66 @@
-"""The clocks of the ranks' hosts: what aligns their spans, and how far an order between hosts can be believed."""
+"""The clocks of ranks as arrays: what aligns their spans, and how far an order between hosts can be believed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..collectors.clocks import Clocks, HostClock, load_clocks
 from ..collectors.store import Attempt, Store
 from .peers import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """Per rank [R] the clock of its host: offset at a moment, drift, both to the reference; NaN where not known.
+    """The clock of each rank's host, [R], None where it is not known; ranks of one host need none.
 
-    ``uncertainty_ns`` is what an order against ranks of other hosts may be wrong by: 0 if all are on one host.
+    ``uncertainty_ns`` [R] is what an order against ranks of other hosts may be wrong by: NaN where the clock is not
+    known, 0 if all are on one host.
     """
 
-    offset_ns: FloatArray
-    moment_ns: FloatArray
-    drift_ppb: FloatArray
+    hosts: tuple[HostClock | None, ...]
     uncertainty_ns: FloatArray
 
     @classmethod
     def of_one_host(cls, ranks: int) -> RankClocks:
         """So many ranks that share a clock."""
-        none = np.zeros(ranks)
-        return cls(none, none, none, none)
+        return cls((HostClock.at(0, 0, 0.0, 0),) * ranks, np.zeros(ranks))
 
     def aligned_ns(self, times_ns: FloatArray, base_ns: int) -> FloatArray:
         """Times [R, S] after a base, aligned; NaN for ranks whose clock is not known."""
-        since = times_ns + (base_ns - self.moment_ns)[:, None]
-        aligned: FloatArray = times_ns + self.offset_ns[:, None] + self.drift_ppb[:, None] * 1e-9 * since
+        aligned = np.full(times_ns.shape, np.nan)
+        rows: dict[HostClock, list[int]] = {}
+        for row, clock in enumerate(self.hosts):
+            if clock is not None:
+                rows.setdefault(clock, []).append(row)
+        for clock, found in rows.items():
+            aligned[found] = times_ns[found] + clock.offsets_ns(times_ns[found], base_ns)
         return aligned
 
 
 def load_rank_clocks(store: Store, attempt: Attempt, hosts: Sequence[str | None]) -> RankClocks:
-    """Clocks of ranks on the given hosts: the newest row of each host in `clock_offsets`."""
+    """Clocks of ranks on the given hosts, each as uncertain as it is at the beginning or the end of the attempt."""
     if len(set(hosts)) <= 1:
         return RankClocks.of_one_host(len(hosts))
-    rows = store.query(
-        "SELECT * FROM clock_offsets QUALIFY row_number() OVER (PARTITION BY host ORDER BY moment_ns DESC) = 1",
-        attempt=attempt,
-    ).to_pylist()
-    known = {str(row["host"]): row for row in rows if row["uncertainty_ns"] is not None}
+    clocks = load_clocks(store, attempt)
+    own = _uncertainties(store, attempt, clocks)
+    largest = sorted(own, key=lambda host: -own[host])[:2]
 
-    def column(name: str) -> FloatArray:
-        return np.array([known[host][name] or 0.0 if host in known else np.nan for host in hosts], float)
+    def with_others(host: str | None) -> float:
+        others = (own[name] for name in largest if name != host)
+        return own.get(host or "", np.nan) + next(others, np.nan)
 
-    own = {host: float(row["uncertainty_ns"]) for host, row in known.items()}
-    both = np.array([own[host] + _largest_other(own, host) if host in own else np.nan for host in hosts], float)
-    return RankClocks(column("offset_ns"), column("moment_ns"), column("drift_ppb"), both)
+    found = tuple(clocks.known.get(host or "") for host in hosts)
+    return RankClocks(found, np.array([with_others(host) for host in hosts], float))
 
 
-def _largest_other(uncertainty: Mapping[str, float], host: str) -> float:
-    """Largest uncertainty of the other hosts whose clocks are known; NaN if there are none."""
-    two = sorted(uncertainty, key=lambda name: -uncertainty[name])[:2]
-    return next((uncertainty[name] for name in two if name != host), float("nan"))
+def _uncertainties(store: Store, attempt: Attempt, clocks: Clocks) -> dict[str, float]:
+    """The largest uncertainty of each host between the first and the last moment of the attempt."""
+    last = attempt.end_ns or store.last_moment_ns(attempt)
+    moments = [moment for moment in (attempt.start_ns, last) if moment is not None]
+    return {
+        host: float(max(clock.uncertainty_ns(at) for at in [*moments, *(piece.moment_ns for piece in clock.pieces)]))
+        for host, clock in clocks.known.items()
+    }

@@ -8,7 +8,7 @@ steps is taken from blocks of steps, so that autocorrelated noise is not mistake
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -49,6 +49,19 @@ class Thresholds:
     """Before anybody is called healthy: twice the shortest stretch, or what began late would go unseen."""
     stall_steps: float = 10.0
     """A single stall is named from this many steps' time on."""
+
+    def for_width(self, steps: int) -> Thresholds:
+        """The same where a column is an average over so many steps; a few columns are needed whatever they average."""
+        if steps == 1:
+            return self
+        return replace(
+            self,
+            min_length=max(-(-self.min_length // steps), 3),
+            ended_length=max(-(-self.ended_length // steps), 4),
+            min_steps=max(-(-self.min_steps // steps), 4),
+            healthy_steps=max(-(-self.healthy_steps // steps), 8),
+            stall_steps=self.stall_steps / steps,
+        )
 
     def needed_z(self, rows: int, steps: int, length: int, to_the_end: bool) -> float:
         """z that a stretch must reach, given how many others might have come up by chance.
@@ -128,12 +141,12 @@ def peak_levels(logs: FloatArray) -> FloatArray:
     steps = logs.shape[1]
     window = min(max(8, steps // 8), steps)
     windows = sliding_window_view(logs, window, axis=1)[:, :: max(1, window // 4)]
-    peaks = np.full(logs.shape[0], np.nan)
-    for row in np.flatnonzero(np.isfinite(logs).any(axis=1)):
-        kept = windows[row][np.isfinite(windows[row]).sum(axis=1) * 2 >= window]
-        if len(kept):
-            peaks[row] = np.nanmedian(kept, axis=1).max()
-    return peaks
+    peaks = np.full(logs.shape[0], -np.inf)
+    for place in range(windows.shape[1]):
+        own = windows[:, place]
+        filled = np.isfinite(own).sum(axis=1) * 2 >= window
+        peaks = np.where(filled, np.maximum(peaks, row_median(own)), peaks)
+    return np.where(np.isfinite(peaks), peaks, np.nan)
 
 
 def find_raised(row: int, logs: FloatArray, noise: Noise, start_effect: float, z: float = 5.0) -> Raised | None:

@@ -25,7 +25,7 @@ class Finding:
 
     ``excess_ms`` is per step; ``excess_share`` and ``waited_share`` (how much longer others waited) are shares of the
     job's time in the steps looked at; ``peers`` are the ranks that it was compared with: others that stand out are
-    not among them.
+    not among them. ``step_width`` is that of the cells: 1 for single steps.
     """
 
     rank: int
@@ -39,6 +39,7 @@ class Finding:
     excess_share: float
     waited_share: float
     peers: tuple[int, ...]
+    step_width: int = 1
 
     @property
     def lost_share(self) -> float:
@@ -84,7 +85,8 @@ def judge_segment(
     cost = _cost_share(cells, seen)
     comparison = compare(cells, roles, seen.step_ms, thresholds)
     if comparison is None:
-        reason = f"fewer than two ranks of a stage have {thresholds.min_steps} measured steps of it"
+        needed = thresholds.min_steps * cells.step_width
+        reason = f"fewer than two ranks of a stage have {needed} measured steps of it"
         return SegmentJudgement((), (Abstention(cells.name, reason),), None, cost, frozenset())
     notes: list[Abstention] = []
     split = _role_effect(comparison, cells, roles, seen)
@@ -160,13 +162,14 @@ def _finding(one: Raised, comparison: Comparison, cells: SegmentCells, roles: In
         segment=cells.name,
         kind=cells.kind,
         ratio=math.exp(one.effect),
-        steps=(int(cells.steps[one.first]), int(cells.steps[one.last])),
+        steps=(int(cells.steps[one.first]), int(cells.steps[one.last]) + cells.step_width - 1),
         pattern=one.pattern,
         confidence=_confidence(one, between, len(peers)),
         excess_ms=typical_excess(one, comparison),
         excess_share=excess_share,
         waited_share=waited_share,
         peers=peers,
+        step_width=cells.step_width,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,8 @@ from .cells import NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
 from .clocks import RankClocks, load_rank_clocks
 from .matrix import load_placement
 from .peers import FloatArray, IntArray, Placement, column_median
+from .source import Choice, Source, choose_source
+from .window_cells import observe_windows, ranks_of
 
 MAX_WARM_UP = 2
 
@@ -23,7 +25,8 @@ class Observations:
     ``step_ms`` [S] is the median rank's step time. ``waits_ms`` [R, S] is the exposed time in communication, None
     where no communication was recorded at all. ``clocks`` are those of the ranks' hosts. ``missing`` are ranks that the
     job has and the store does not; ``warm_up`` the steps that were left out; ``stepless`` counts the spans that
-    belong to no step, where none does.
+    belong to no step, where none does. ``source`` tells whether spans or rollups were read; of rollups, each of the
+    ``steps`` is the first of a window, and all numbers are averages per step over it.
     """
 
     cells: tuple[SegmentCells, ...]
@@ -38,6 +41,7 @@ class Observations:
     warm_up: tuple[int, ...] = ()
     unmeasured: tuple[str, ...] = ()
     stepless: int = 0
+    source: Choice = field(default_factory=lambda: Choice(Source.SPANS, 0))
 
 
 def observe(
@@ -45,8 +49,12 @@ def observe(
 ) -> Observations:
     """Load what an attempt's ranks did in the given steps (first and last; all if None).
 
-    ``ranks`` limits who is looked at, peers included. The first steps of an attempt are always left out.
+    ``ranks`` limits who is looked at, peers included. The first steps of an attempt are always left out. Rollups are
+    read instead of spans where these are absent or too many (`choose_source`).
     """
+    choice = choose_source(store, attempt, steps)
+    if choice.source == Source.ROLLUPS:
+        return _observe_rollups(store, attempt, choice, steps, ranks)
     warm_up = _warm_up(store, attempt)
     table = load_cells(store, attempt, kinds=[str(kind) for kind in WORK_KINDS], steps=steps)
     table = table.filter(pa.array(~np.isin(table["step"].to_numpy(), np.array(warm_up, np.int64))))
@@ -72,6 +80,38 @@ def observe(
         tuple(step for step in warm_up if steps is None or steps[0] <= step <= steps[1]),
         _unmeasured(store, attempt),
         0 if cells else _stepless(store, attempt),
+        choice,
+    )
+
+
+def _observe_rollups(
+    store: Store, attempt: Attempt, choice: Choice, steps: tuple[int, int] | None, ranks: list[int] | None
+) -> Observations:
+    """The same from windows of steps. The first window holds the first steps, and is left out if others remain."""
+    placement = load_placement(store, attempt)
+    known = ranks_of(store, attempt, placement)
+    chosen = known if ranks is None else np.intersect1d(known, ranks)
+    windows, warm_up = choice.first_steps(steps), np.zeros(0, np.int64)
+    if len(windows) > 2 and choice.windows is not None and windows[0] == choice.windows[0]:
+        warm_up = np.arange(windows[0], windows[0] + choice.step_width)
+        windows = windows[1:]
+    kinds = [str(kind) for kind in WORK_KINDS]
+    found = observe_windows(store, attempt, chosen, windows, kinds, choice.step_width)
+    seen = np.array(_with_data(found.cells, chosen), bool)
+    missing = tuple(int(rank) for rank in chosen[~seen])
+    absent = 0 if ranks is not None else max((attempt.world_size or 0) - len(chosen), 0)
+    return Observations(
+        found.cells,
+        placement,
+        chosen,
+        found.first_steps,
+        found.step_ms,
+        found.waits_ms,
+        RankClocks.of_one_host(len(chosen)),  # when spans began is not in rollups: there is nothing to align
+        missing,
+        len(missing) + absent,
+        tuple(int(step) for step in warm_up),
+        source=choice,
     )
 
 

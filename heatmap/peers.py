@@ -27,16 +27,13 @@ class Placement:
     @classmethod
     def from_table(cls, table: pa.Table, axes: Sequence[str]) -> Placement:
         """From rows of the store's table ``ranks``; a rank that has several rows keeps its last one."""
-        rows = {int(row["rank"]): row for row in table.to_pylist()}
-        ranks = sorted(rows)
-        present = [axis for axis in axes if axis in table.column_names]
+        backwards = table["rank"].to_numpy().astype(np.int64)[::-1]
+        ranks, last = np.unique(backwards, return_index=True)
+        rows = table.take(pa.array(len(backwards) - 1 - last))
         return cls(
-            np.array(ranks, np.int64),
-            tuple(str(rows[rank]["host"]) for rank in ranks),
-            {
-                axis: np.array([-1 if rows[rank][axis] is None else int(rows[rank][axis]) for rank in ranks], np.int64)
-                for axis in present
-            },
+            ranks,
+            tuple(str(host) for host in rows["host"].to_pylist()),
+            {axis: rows[axis].fill_null(-1).to_numpy().astype(np.int64) for axis in axes if axis in table.column_names},
         )
 
     def at(self, ranks: IntArray) -> IntArray:
@@ -78,18 +75,26 @@ def refine(roles: IntArray, key: IntArray) -> IntArray:
 def others_median(values: FloatArray) -> FloatArray:
     """Median of all other rows, per column: [R, S] -> [R, S]. NaN is missing; a row alone in its column gets NaN.
 
-    A column is sorted once; leaving one element out only shifts the middle of what remains.
+    A column is sorted once; leaving one element out only shifts the middle of what remains. Whoever is not larger than
+    what stands in the middle stood before it, or is its equal.
     """
-    order = np.argsort(values, axis=0, kind="stable")  # NaN goes last
-    ordered = np.take_along_axis(values, order, axis=0)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(values.shape[0])[:, None], axis=0)
-    remaining = np.isfinite(values).sum(axis=0)[None, :] - np.isfinite(values)
-    result = np.zeros_like(values)
-    for middle in ((remaining - 1) // 2, remaining // 2):
-        index = np.clip(middle + (middle >= place), 0, values.shape[0] - 1)
-        result += 0.5 * np.take_along_axis(ordered, index, axis=0)
-    return np.where(remaining > 0, result, np.nan)
+    columns = np.ascontiguousarray(values.T)
+    ordered = np.sort(columns, axis=1)  # NaN goes last
+    known = np.isfinite(columns)
+    counts = known.sum(axis=1, keepdims=True)
+    result = np.zeros_like(columns)
+    for missing in (0, 1):  # what is left out is one of the known values, or it is missing itself
+        remaining = counts - 1 + missing
+        rows = known if not missing else ~known
+        if not rows.any():
+            continue
+        middles = np.zeros_like(columns)
+        for middle in ((remaining - 1) // 2, remaining // 2):
+            here = np.take_along_axis(ordered, np.clip(middle, 0, columns.shape[1] - 1), axis=1)
+            after = np.take_along_axis(ordered, np.clip(middle + 1, 0, columns.shape[1] - 1), axis=1)
+            middles += 0.5 * np.where(known & (columns <= here), after, here)
+        np.copyto(result, np.where(remaining > 0, middles, np.nan), where=rows)
+    return result.T
 
 
 def peers_median(values: FloatArray, roles: IntArray, excluded: npt.NDArray[np.bool_] | None = None) -> FloatArray:
@@ -111,16 +116,18 @@ def peers_median(values: FloatArray, roles: IntArray, excluded: npt.NDArray[np.b
 
 def column_median(values: FloatArray) -> FloatArray:
     """Median over the rows, [R, S] -> [S]; NaN where a column has no value."""
-    result = np.full(values.shape[1:], np.nan)
-    filled = np.isfinite(values).any(axis=0)
-    if filled.any():
-        result[filled] = np.nanmedian(values[:, filled], axis=0)
-    return result
+    return row_median(values.T)
 
 
 def row_median(values: FloatArray) -> FloatArray:
-    """Median over the columns, [R, S] -> [R]; NaN where a row has no value."""
-    return column_median(values.T)
+    """Median over the last axis, [R, S] -> [R]; NaN where a row has no value."""
+    if not values.shape[-1]:
+        return np.full(values.shape[:-1], np.nan)
+    ordered = np.sort(values, axis=-1)  # NaN goes last
+    counts = np.isfinite(values).sum(axis=-1, keepdims=True)
+    low, high = (np.take_along_axis(ordered, np.maximum(at, 0), axis=-1) for at in ((counts - 1) // 2, counts // 2))
+    middle: FloatArray = np.where(counts > 0, 0.5 * low + 0.5 * high, np.nan)[..., 0]
+    return middle
 
 
 def has_values(values: FloatArray) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,9 @@ from .evidence import gather_evidence
 from .hosts import by_host, hosts_of_stages
 from .judge import DEFAULT_THRESHOLDS, Finding, SegmentJudgement, judge_segment, measured_waiting, per_rank
 from .observations import Observations, observe
+from .source import Source
 from .verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Outcome, StragglerVerdict, severity
+from .window_evidence import gather_window_evidence
 
 MAX_CULPRITS = 20
 MAIN_SEGMENT_SHARE = 0.05
@@ -30,6 +32,12 @@ CAUSES = {
 NOT_IN_THIS_VERSION = (
     Abstention("network", "transfer times of communication are not compared yet, so a slow link is not looked for"),
     Abstention("what-if", "slowdown, m_w and m_s need a replay of the schedule, which this version does not do"),
+)
+
+
+_ROLLUPS_READ = (
+    "rollups over {} steps were compared instead of single spans ({}): chunks are not told apart, and who arrives late "
+    "in a segment is not looked at"
 )
 
 
@@ -58,9 +66,9 @@ def find_stragglers(
     seen = observe(store, attempt, steps=steps, ranks=None if ranks is None else list(ranks))
     judgement = judge(seen)
     joined = by_host(judgement.findings, judgement.slow, seen)
+    gather = gather_window_evidence if seen.source.source == Source.ROLLUPS else gather_evidence
     culprits = [
-        _culprit(finding, ranks, seen, gather_evidence(store, attempt, finding))
-        for finding, ranks in joined[:MAX_CULPRITS]
+        _culprit(finding, ranks, seen, gather(store, attempt, finding)) for finding, ranks in joined[:MAX_CULPRITS]
     ]
     notes = list(judgement.abstained)
     if len(joined) > MAX_CULPRITS:
@@ -78,6 +86,8 @@ def find_stragglers(
 
 def judge(seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> Judgement:
     """Judge observations: findings of all segments of work, and healthy only where a straggler would have shown."""
+    width = seen.source.step_width
+    thresholds = thresholds.for_width(width)
     blocking = _data_missing(seen, thresholds)
     if not seen.cells:
         return Judgement(Outcome.INSUFFICIENT, (), tuple(blocking))
@@ -92,8 +102,11 @@ def judge(seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> Ju
         first, last = seen.warm_up[0], seen.warm_up[-1]
         which = f"step {first} is" if first == last else f"steps {first} to {last} are"
         notes.append(Abstention("warm-up", f"{which} left out: the first steps of an attempt are unlike the others"))
-    reason = f"a delay of fewer than {thresholds.min_length} steps is not looked for, unless a single step stalls"
+    least = thresholds.min_length * width
+    reason = f"a delay of fewer than {least} steps is not looked for, unless a single step stalls"
     notes.append(Abstention("short-trouble", reason))
+    if seen.source.source == Source.ROLLUPS:
+        notes.append(Abstention("spans", _ROLLUPS_READ.format(width, seen.source.reason)))
     outcome = Outcome.FINDINGS if findings else Outcome.INSUFFICIENT if blocking else Outcome.HEALTHY
     slow = frozenset((finding.rank, finding.segment) for finding in everything)
     return Judgement(outcome, tuple(findings), tuple(_unique([*blocking, *notes])), slow)
@@ -104,8 +117,10 @@ def _data_missing(seen: Observations, thresholds: Thresholds) -> list[Abstention
     reasons = []
     if not seen.cells:
         reasons.append(_no_cells(seen))
+    width = seen.source.step_width
     if len(seen.steps) < thresholds.healthy_steps and seen.cells:
-        reason = f"only {len(seen.steps)} steps after warm-up, at least {thresholds.healthy_steps} are needed"
+        needed = thresholds.healthy_steps * width
+        reason = f"only {len(seen.steps) * width} steps after warm-up, at least {needed} are needed"
         reasons.append(Abstention("steps", reason))
     if seen.missing_count:
         named = f" (rank {', '.join(str(rank) for rank in seen.missing[:8])})" if seen.missing else ""

@@ -88,6 +88,8 @@ class Lateness:
 
 def measure_lateness(cells: SegmentCells, roles: IntArray, clocks: RankClocks) -> Lateness:
     """Lateness of each rank against its peers; clocks that are not known make their peers' lateness unknown too."""
+    if cells.step_width > 1:  # a window has no one start
+        return Lateness(cells.first_ns, cells.last_ns, clocks.uncertainty_ns / NS_PER_MS)
     first = clocks.aligned_ns(cells.first_ns, cells.base_ns) / NS_PER_MS
     last = clocks.aligned_ns(cells.last_ns, cells.base_ns) / NS_PER_MS
     return Lateness(

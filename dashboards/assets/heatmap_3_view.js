@@ -87,7 +87,9 @@
       if (!found) return M.tipOff();
       const { meta, arrays } = this, rank = meta.ranks[found.row];
       const packed = this.binned.ny < this.window.r1 - this.window.r0 || this.binned.nx < this.window.c1 - this.window.c0;
-      const heading = `rank ${rank}, step ${meta.steps[found.column]}` + (packed ? " (the hottest here)" : "");
+      const step = meta.steps[found.column];
+      const when = meta.step_width > 1 ? `steps ${step} to ${step + meta.step_width - 1}` : `step ${step}`;
+      const heading = `rank ${rank}, ${when}` + (packed ? " (the hottest here)" : "");
       const where = [["host", meta.hosts[found.row]], ["place", meta.places[found.row]]];
       if (found.missing) return M.tip(event, heading, where, `No ${meta.segment} was recorded here: not the same as zero.`);
       const ratio = arrays.ratio[found.cell];

@@ -81,6 +81,10 @@ def _coverage(matrix: Matrix, attempt: Attempt) -> str:
     of = attempt.world_size or len(matrix.ranks)
     missing = int((~np.isfinite(matrix.values)).sum())
     text = f"{seen} of {of} ranks have data; {missing:,} of {matrix.values.size:,} cells have none."
+    if matrix.step_width > 1:
+        text += (
+            f" A column is a window of {matrix.step_width} steps, from rollups: spans are too many or not all there."
+        )
     return text if seen == of else text + " Absent is not healthy."
 
 

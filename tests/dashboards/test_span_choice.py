@@ -172,3 +172,13 @@ def test_steps_and_what_is_in_flight_are_on_the_clock_of_the_spans(two_hosts: Wo
     flight_drift_ns = 42
     assert spans == {0: [0.0, 5e7], 1: [drift_ns, 5e7 + flight_drift_ns]}
     assert meta["steps"] == [[0, 0, 0], [1, 0, drift_ns]]
+
+
+def test_hosts_that_cannot_be_aligned_are_named(tmp_path: Path) -> None:
+    spans = [Span(rank, 0, "forward", 0, 20) for rank in range(2)]
+    with write_spans(tmp_path, spans, layout={"dp": 2}, hosts={0: "a", 1: "b"}) as store:
+        bench = Workbench(store)
+        meta, arrays = unpack(spans_payload(bench, store.attempt(), View(axis="dp")))
+        bench.close()
+    assert meta["hosts"] == {"0": "a (by its own clock)", "1": "b (by its own clock)"}
+    assert len(arrays["start"]) == 2

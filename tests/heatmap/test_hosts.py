@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megascope.collectors.clocks import HostClock
 from megascope.heatmap.cells import SegmentCells
 from megascope.heatmap.clocks import RankClocks, load_rank_clocks
 from megascope.heatmap.stragglers import find_stragglers
@@ -93,7 +94,8 @@ def test_an_offset_without_its_uncertainty_is_no_clock(tmp_path: Path) -> None:
 
 
 def test_drift_is_applied() -> None:
-    clocks = RankClocks(np.array([0.0, 5.0]), np.array([1e9, 1e9]), np.array([0.0, 1000.0]), np.zeros(2))
+    hosts = (HostClock.at(10**9, 0, 0.0, 0), HostClock.at(10**9, 5, 1000.0, 0))
+    clocks = RankClocks(hosts, np.zeros(2))
     times = np.array([[0.0, 1e9], [0.0, 1e9]])
     expected = [[0.0, 1e9], [5.0 + 1000, 1e9 + 5.0 + 2000]]
     np.testing.assert_allclose(clocks.aligned_ns(times, 2 * 10**9), expected, atol=0.01)
@@ -128,7 +130,7 @@ def test_whether_waiting_is_hidden_is_not_known_without_clocks() -> None:
     ranks, columns = np.arange(2), np.arange(30)
     cells = SegmentCells("backward", "compute", ranks, columns, times, np.ones_like(times), starts, starts + 1e7, 0)
     roles, unknown = np.zeros(2, np.int64), np.full(2, np.nan)
-    lateness = measure_lateness(cells, roles, RankClocks(unknown, unknown, unknown, unknown))
+    lateness = measure_lateness(cells, roles, RankClocks((None, None), unknown))
     assert hides_waiting(cells, roles, lateness) is None
 
 

@@ -1,0 +1,117 @@
+"""What the straggler analysis looks at, from rollups alone: a column is a window of steps, averaged per step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ..collectors.store import Attempt, Store
+from ..profiler.vocabulary import WAITING_KINDS
+from .cells import NS_PER_MS, SegmentCells
+from .peers import FloatArray, IntArray, Placement, column_median
+from .windows import COARSEST, FINEST, WindowGrid, load_grid, segment_ids
+
+_RANKS_SAMPLED = 512
+"""Ranks whose step times are read, in one block: a step of a job that meets in every step is nearly as long for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCells:
+    """Cells of segments over ranks and windows; ``waits_ms`` [R, W] is None where no communication was waited for."""
+
+    cells: tuple[SegmentCells, ...]
+    first_steps: IntArray
+    step_ms: FloatArray
+    waits_ms: FloatArray | None
+
+
+def ranks_of(store: Store, attempt: Attempt, placement: Placement) -> IntArray:
+    """Ranks of the attempt, ascending: those that have a place, and those that have rollups without one."""
+    if attempt.world_size and len(placement.ranks) >= attempt.world_size:
+        return placement.ranks
+    sql = f"SELECT DISTINCT rank FROM rank_windows WHERE window_steps = {COARSEST}"
+    found = store.query(sql, attempt=attempt)["rank"].to_numpy().astype(np.int64)
+    return np.union1d(placement.ranks, found)
+
+
+def segment_cells(
+    store: Store,
+    attempt: Attempt,
+    ranks: IntArray,
+    first_steps: IntArray,
+    *,
+    metric: str = "self",
+    names: Collection[str] = (),
+    kinds: Collection[str] = (),
+    width: int = FINEST,
+) -> list[SegmentCells]:
+    """One `SegmentCells` a segment that was measured, by name and kind; totals and counts are per step of the window.
+
+    Chunks are not told apart, and when spans began is not known: ``first_ns`` and ``last_ns`` are NaN.
+    ``metric`` is self, duration, exposed or count; ``width`` is the length of the windows.
+    """
+    known = segment_ids(store, attempt, names, kinds)
+    by_key: dict[tuple[str, str], list[int]] = {}
+    for row in known.to_pylist():
+        by_key.setdefault((row["name"], row["kind"]), []).append(row["segment"])
+    of = "duration" if metric == "count" else metric
+    unknown = np.broadcast_to(np.nan, (len(ranks), len(first_steps)))
+    result = []
+    for (name, kind), segments in sorted(by_key.items(), key=str):
+        grid = load_grid(store, attempt, segments, ranks, first_steps, metric=of, window_steps=width)
+        if grid.count.any():
+            total, count = _per_step(grid)
+            result.append(SegmentCells(name, kind, ranks, first_steps, total, count, unknown, unknown, 0, width))
+    return result
+
+
+def _per_step(grid: WindowGrid) -> tuple[FloatArray, FloatArray]:
+    """Total in ms, NaN where nothing was measured, and count, both [1, R, W] and for each of the window's steps."""
+    total = np.where(grid.count > 0, grid.sum_ns / (NS_PER_MS * grid.window_steps), np.nan)
+    return total[None], grid.count[None] / grid.window_steps
+
+
+def observe_windows(
+    store: Store, attempt: Attempt, ranks: IntArray, first_steps: IntArray, kinds: Sequence[str], width: int
+) -> WindowCells:
+    """Cells of the given kinds of work, with the waiting and the step times that belong to them."""
+    cells = tuple(segment_cells(store, attempt, ranks, first_steps, kinds=kinds, width=width))
+    waits = _waits(store, attempt, ranks, first_steps, width)
+    step_ms = _step_times(store, attempt, first_steps, int(ranks[0]) if len(ranks) else 0, width)
+    if cells and not np.isfinite(step_ms).all():
+        busy = np.nansum(np.stack([one.per_step_ms() for one in cells]), axis=0)
+        whole = busy if waits is None else busy + np.nan_to_num(waits)
+        step_ms = np.where(np.isfinite(step_ms), step_ms, column_median(np.where(whole > 0, whole, np.nan)))
+    return WindowCells(cells, first_steps, step_ms, waits)
+
+
+def _waits(store: Store, attempt: Attempt, ranks: IntArray, first_steps: IntArray, width: int) -> FloatArray | None:
+    """Exposed time in communication per step, [R, W]; None where none was recorded."""
+    communication = segment_ids(store, attempt, kinds=[str(kind) for kind in WAITING_KINDS])
+    total, count = np.zeros((len(ranks), len(first_steps))), np.zeros((len(ranks), len(first_steps)))
+    for segment in communication["segment"].to_pylist():  # one by one: memory for a matrix, not for all
+        grid = load_grid(store, attempt, [segment], ranks, first_steps, metric="exposed", window_steps=width)
+        total += grid.sum_ns
+        count += grid.count
+    waits: FloatArray = np.where(count > 0, total / (NS_PER_MS * width), np.nan)
+    return waits if count.any() else None
+
+
+def _step_times(store: Store, attempt: Attempt, first_steps: IntArray, first: int, width: int) -> FloatArray:
+    """Mean over a window's steps of the median rank's step time in ms, [W]; NaN where no step times are stored."""
+    result = np.full(len(first_steps), np.nan)
+    table: pa.Table = store.query(
+        f"""SELECT step // {width} * {width} AS first_step, avg(ms) AS ms FROM (
+                SELECT step, median(duration_ns) / 1e6 AS ms FROM steps
+                WHERE duration_ns IS NOT NULL AND rank BETWEEN {first} AND {first + _RANKS_SAMPLED - 1} GROUP BY step
+            ) GROUP BY 1""",
+        attempt=attempt,
+    )
+    place = {int(step): at for at, step in enumerate(first_steps)}
+    for step, ms in zip(table["first_step"].to_pylist(), table["ms"].to_pylist(), strict=True):
+        if step in place:
+            result[place[step]] = ms
+    return result
