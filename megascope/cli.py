@@ -12,7 +12,7 @@ import cyclopts
 from . import __version__
 from .profiler.errors import MegascopeError
 
-VERBS = ("demo", "train", "collect", "serve", "stragglers", "hang", "timeline", "sql")
+VERBS = ("demo", "train", "collect", "serve", "stragglers", "hang", "timeline", "sql", "simulate", "prune", "score")
 
 
 def build_app() -> cyclopts.App:

@@ -13,6 +13,7 @@ from megascope.cli import main
 from megascope.collectors.schemas import TABLES
 from megascope.collectors.store import Store
 from support.commands import interrupt, relatives, started, wait_for
+from support.rollup_checks import check_rollups
 
 FIRST_SLOW_STEP = 20
 
@@ -67,9 +68,9 @@ def test_nothing_that_was_recorded_is_missing_in_the_store(demo: Demo) -> None:
 
 def test_every_table_of_the_contract_has_rows_or_a_reason(demo: Demo) -> None:
     store = Store(demo.store)
-    later = {"rank_windows"}  # rollups come with compaction
     quiet = {"in_flight", "incidents"}  # nothing went wrong
-    assert set(store.tables()) >= set(TABLES) - later - quiet
+    assert set(store.tables()) >= set(TABLES) - quiet
+    check_rollups(store, store.attempt())
     (run,) = store.query("select * from runs").to_pylist()
     assert json.loads(run["layout"]) == {"pp": 2, "dp": 2, "tp": 2}
     assert (run["world_size"], run["exit_reason"]) == (8, "finished")

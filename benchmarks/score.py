@@ -1,0 +1,44 @@
+"""How often the analysers are right: precision and recall by kind over simulated jobs whose faults are known.
+
+By default a short campaign: two trials of each kind in jobs of 64 ranks. ``--full``: 500 jobs of 512 ranks, and one of
+each kind with 12,288. ``--ranks`` and ``--trials`` choose another one, ``--minutes`` ends it early. Its seeds and
+magnitudes are others than those that thresholds may be tuned on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from megascope.score_trials import KINDS, SeedSet
+from megascope.scoring import as_json, score
+
+from .machine import report
+
+SHORT = ((64, 2 * len(KINDS)),)
+FULL = ((512, 500), (12_288, len(KINDS)))
+
+
+def campaign(ranks: int, trials: int, minutes: float | None) -> dict[str, Any]:
+    """One campaign on the seed set that is reported; no trial is begun after so many minutes."""
+    within_s = None if minutes is None else minutes * 60
+    return as_json(score(ranks=ranks, trials=trials, seeds=SeedSet.REPORT, within_s=within_s))
+
+
+def main() -> None:
+    """Run the campaigns and print one object; the keys on top are those of the first campaign."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--minutes", type=float, help="of each campaign, at most")
+    given = parser.parse_args()
+    plan = FULL if given.full else SHORT
+    if given.ranks or given.trials:
+        plan = ((given.ranks or 512, given.trials or len(KINDS)),)
+    results = [campaign(ranks, trials, given.minutes) for ranks, trials in plan]
+    report("score", {**results[0], "campaigns": results[1:]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One trial of `megascope score`: simulates a job into a temporary store, asks an analyser, compares with the truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from .collectors.store import Attempt, Store
+from .collectors.writer import TableWriter
+from .heatmap.stragglers import find_stragglers
+from .score_claims import (
+    ACCUSING,
+    Comparison,
+    Truth,
+    claims_of_hang,
+    claims_of_stragglers,
+    compare_claims,
+)
+from .score_trials import Trial
+from .trainer.simulator.clocks import HostClocks
+from .trainer.simulator.fault_effects import carriers, fault_rows
+from .trainer.simulator.faults import HANG_KINDS, FaultKind, parse_fault
+from .trainer.simulator.hang_tables import Evidence, seen_ns
+from .trainer.simulator.hangs import hang_scene
+from .trainer.simulator.noise import load_noise
+from .trainer.simulator.session import Recording
+from .trainer.simulator.writing import simulate
+from .viz3d.hang import diagnose
+
+SPANS = Recording(windows=False, span_ranks=None, heartbeat_s=0, clock_offsets=True)
+"""What trials write: the spans of all ranks, and how the hosts' clocks stand, as a job has them that is well run."""
+
+ROLLUPS = Recording(windows=True, span_ranks=(), heartbeat_s=0, clock_offsets=True)
+"""What straggler trials write of a fleet: nobody reads a hundred million raw spans."""
+
+FLEET_RANKS = 4096
+
+ROOM_BYTES = 4 * 2**30
+"""Memory that must be free for temporary stores: a fleet's takes a tenth of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a trial came to: the verdict's word, and how its claims compare. ``failure``: why there is no verdict."""
+
+    trial: Trial
+    verdict: str
+    comparison: Comparison
+    seconds: float
+    failure: str | None = None
+
+
+def run_trials(
+    trials: Sequence[Trial], *, noise: str = "builtin", processes: int = 2, within_s: float | None = None
+) -> Iterator[Outcome]:
+    """Run trials, several at a time, and hand out outcomes as they come.
+
+    ``noise`` is what `load_noise` takes; no trial is begun ``within_s`` seconds after the first. Temporary stores are
+    removed. A trial in which the simulation or an analyser fails is an outcome too.
+    """
+    until = time.monotonic() + (math.inf if within_s is None else within_s)
+    waiting = iter(trials)
+    if processes < 2 or len(trials) < 2:
+        for trial in itertools.takewhile(lambda _: time.monotonic() < until, waiting):
+            yield run_trial(trial, noise)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        running: set[Future[Outcome]] = set()
+        while True:
+            free = processes - len(running) if time.monotonic() < until else 0
+            running |= {pool.submit(run_trial, trial, noise) for trial in itertools.islice(waiting, free)}
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (one.result() for one in done)
+
+
+def run_trial(trial: Trial, noise: str = "builtin") -> Outcome:
+    """Simulate one job, judge it, compare, and remove it."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="megascope-score-", dir=_parent_folder()) as folder:
+        root = Path(folder) / "store"
+        try:
+            verdict, comparison = (
+                _hang_trial(trial, root, noise) if trial.looks_at_hangs else _slow_trial(trial, root, noise)
+            )
+        except Exception as error:  # a campaign outlives a defect of an analyser, and tells of it
+            reason = f"{type(error).__name__}: {error}"
+            return Outcome(trial, "", Comparison(), time.perf_counter() - began, reason)
+    return Outcome(trial, verdict, comparison, time.perf_counter() - began)
+
+
+def _parent_folder() -> Path | None:
+    """Memory, where there is enough of it: a store that is removed at once need not be synced to a disk."""
+    memory = Path("/dev/shm")
+    is_usable = memory.is_dir() and os.access(memory, os.W_OK)
+    return memory if is_usable and shutil.disk_usage(memory).free >= ROOM_BYTES else None
+
+
+def _slow_trial(trial: Trial, root: Path, noise: str) -> tuple[str, Comparison]:
+    job = replace(trial.job(), noise=load_noise(noise))
+    faults = [parse_fault(trial.fault)] if trial.fault else []
+    simulate(job, root, ROLLUPS if job.world_size >= FLEET_RANKS else SPANS, faults=faults)
+    with Store(root) as store:
+        attempt = store.attempt()
+        verdict = find_stragglers(store, attempt)
+        return str(verdict.verdict), compare_claims(claims_of_stragglers(verdict), _truth(store, attempt))
+
+
+def _hang_trial(trial: Trial, root: Path, noise: str) -> tuple[str, Comparison]:
+    job = replace(trial.job(), noise=load_noise(noise))
+    fault = parse_fault(trial.fault) if trial.fault else None
+    hangs = [fault] if fault is not None and fault.kind in HANG_KINDS else []
+    done = simulate(job, root, SPANS, faults=hangs)
+    now_ns = None
+    if not hangs:
+        moment_ns = int(done.moments_ns[-1])
+        origin_ns = HostClocks.of(job).recorded_ns(np.full(job.world_size, moment_ns), job.grid.host)
+        silent = carriers(fault, job) if fault is not None else ()
+        scene = hang_scene(job, None, job.first_step + job.steps)
+        with TableWriter(root, "agents") as writer:
+            Evidence.of(scene, origin_ns, silent).write(writer)
+            if fault is not None:
+                writer.write("faults", job.run, job.attempt, {k: [v] for k, v in fault_rows([fault], job)[0].items()})
+            writer.commit()
+        now_ns = moment_ns + seen_ns(scene)[-1]  # the job still runs: its end is not to be looked at
+    with Store(root) as store:
+        attempt = store.attempt()
+        verdict, truth = diagnose(store, attempt, now_ns=now_ns), _truth(store, attempt)
+        comparison = compare_claims(claims_of_hang(verdict), truth)
+        if truth is not None and truth.kind == FaultKind.LOST_HEARTBEATS:
+            is_right = verdict.verdict not in ACCUSING and frozenset(verdict.missing) == truth.ranks
+            comparison = replace(comparison, found=is_right, placed=is_right)
+        return str(verdict.verdict), comparison
+
+
+def _truth(store: Store, attempt: Attempt) -> Truth | None:
+    """The only row of ``faults``; None in a healthy job."""
+    rows = store.query("SELECT kind, ranks, host FROM faults", attempt=attempt).to_pylist()
+    if not rows:
+        return None
+    return Truth(str(rows[0]["kind"]), frozenset(rows[0]["ranks"]), rows[0]["host"])

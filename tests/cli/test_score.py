@@ -1,0 +1,172 @@
+"""`megascope score`: trials that are planned fairly, claims that are judged right, and a campaign that adds up."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from megascope.cli import main
+from megascope.profiler.errors import UsageError
+from megascope.score_claims import Claim, Comparison, Truth, compare_claims
+from megascope.score_runs import Outcome, run_trial, run_trials
+from megascope.score_trials import HEALTHY, KINDS, MAGNITUDES, SeedSet, Trial, plan_trials
+from megascope.scoring import Score, add_up
+from megascope.trainer.simulator.fault_effects import check_fault
+from megascope.trainer.simulator.faults import FaultKind, parse_fault
+from megascope.trainer.simulator.hangs import hang_scene
+
+
+@pytest.mark.parametrize("ranks", [64, 512, 12288])
+@pytest.mark.parametrize("seeds", SeedSet)
+def test_each_kind_has_its_turn_and_fits_its_job(ranks: int, seeds: SeedSet) -> None:
+    trials = plan_trials(ranks=ranks, trials=2 * len(KINDS), seeds=seeds)
+    assert [trial.kind for trial in trials[: len(KINDS)]] == [str(kind) for kind in KINDS]
+    for trial in trials[: len(KINDS)]:
+        job = trial.job()
+        assert job.world_size == ranks
+        if trial.fault:
+            fault = parse_fault(trial.fault)
+            assert fault.kind == trial.kind
+            check_fault(fault, job)
+            if fault.is_hang and ranks < 12288:
+                hang_scene(job, fault)
+
+
+def test_healthy_jobs_are_shown_to_both_analysers() -> None:
+    trials = plan_trials(ranks=64, trials=4, kinds=[HEALTHY])
+    assert [trial.looks_at_hangs for trial in trials] == [False, True, False, True]
+
+
+def test_what_is_tuned_on_is_not_reported_on() -> None:
+    tuned, reported = (plan_trials(ranks=64, trials=500, seeds=one) for one in (SeedSet.TUNE, SeedSet.REPORT))
+    assert {trial.seed for trial in tuned}.isdisjoint(trial.seed for trial in reported)
+    for kind, choices in MAGNITUDES.items():
+        if kind is not FaultKind.INIT:  # which has no magnitude
+            assert set(choices[SeedSet.TUNE]).isdisjoint(choices[SeedSet.REPORT])
+
+
+def test_equal_seeds_are_equal_trials() -> None:
+    assert plan_trials(ranks=64, trials=30) == plan_trials(ranks=64, trials=30)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds", "told"), [(7, [], "cannot be laid out"), (64, ["slow"], "no kind of fault slow")]
+)
+def test_a_campaign_that_cannot_be_is_refused(ranks: int, kinds: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        plan_trials(ranks=ranks, trials=1, kinds=kinds)
+
+
+def claim(kind: str, *ranks: int, covers: bool = False, hosts: tuple[str, ...] = ()) -> Claim:
+    return Claim(kind, frozenset(ranks), frozenset(hosts), covers)
+
+
+RANK_5 = Truth("slow-gpu", frozenset({5}))
+HOST = Truth("slow-host", frozenset({8, 9}), "node0001")
+NIC = Truth("degraded-nic", frozenset({8}), "node0001")
+JOB = Truth("gc-drift", frozenset(range(16)))
+CIRCLE = Truth("p2p-cycle", frozenset({4, 5}))
+
+
+@pytest.mark.parametrize(
+    ("truth", "claims", "expected"),
+    [
+        (RANK_5, [], Comparison()),
+        (RANK_5, [claim("slow-gpu", 5)], Comparison(right=("slow-gpu",), found=True, placed=True)),
+        (RANK_5, [claim("throttling", 5)], Comparison(misnamed=("throttling",), placed=True)),
+        (RANK_5, [claim("slow-gpu", 4)], Comparison(wrong=("slow-gpu",))),
+        (RANK_5, [claim("slow-gpu", 4, 5)], Comparison(wrong=("slow-gpu",))),
+        (None, [claim("slow-gpu", 4)], Comparison(wrong=("slow-gpu",))),
+        (HOST, [claim("slow-gpu", 8)], Comparison(misnamed=("slow-gpu",))),
+        (HOST, [claim("slow-gpu", 8), claim("slow-gpu", 9)], Comparison(misnamed=("slow-gpu",) * 2, placed=True)),
+        (HOST, [claim("slow-host", 8, 9)], Comparison(right=("slow-host",), found=True, placed=True)),
+        (NIC, [claim("degraded-nic", 8, 9, hosts=("node0001",))],
+         Comparison(right=("degraded-nic",), found=True, placed=True)),
+        (NIC, [claim("degraded-nic", 3, 8, covers=True)],
+         Comparison(right=("degraded-nic",), found=True, placed=True)),
+        (NIC, [claim("degraded-nic", 3, 4, covers=True)], Comparison(wrong=("degraded-nic",))),
+        (NIC, [claim("slow-gpu", 9)], Comparison(wrong=("slow-gpu",))),
+        (JOB, [claim("gc-drift")], Comparison(right=("gc-drift",), found=True, placed=True)),
+        (JOB, [claim("gc-drift", 3)], Comparison(misnamed=("gc-drift",))),
+        (JOB, [claim("gc-drift", *range(16))], Comparison(right=("gc-drift",), found=True, placed=True)),
+        (JOB, [claim("slow-gpu", 3)], Comparison(wrong=("slow-gpu",))),
+        (CIRCLE, [claim("p2p-cycle", 4, 8), claim("p2p-cycle", 5, 9)],
+         Comparison(right=("p2p-cycle",) * 2, found=True, placed=True)),
+        (CIRCLE, [claim("p2p-cycle", 4, 8)], Comparison(right=("p2p-cycle",))),
+        (CIRCLE, [claim("p2p-cycle", 1, 8)], Comparison(wrong=("p2p-cycle",))),
+    ],
+)  # fmt: skip
+def test_claims_against_the_truth(truth: Truth | None, claims: list[Claim], expected: Comparison) -> None:
+    assert compare_claims(claims, truth) == expected
+
+
+def outcome(kind: str, verdict: str, compared: Comparison) -> Outcome:
+    return Outcome(Trial(kind, "", (("dp", 8),), 0, False), verdict, compared, 1.0)
+
+
+def test_wrong_claims_lower_precision_and_abstentions_lower_recall() -> None:
+    outcomes = [
+        outcome("slow-gpu", "findings", Comparison(right=("slow-gpu",), found=True, placed=True)),
+        outcome("slow-gpu", "insufficient-evidence", Comparison()),
+        outcome("slow-gpu", "healthy", Comparison()),
+        outcome("throttling", "findings", Comparison(misnamed=("slow-gpu",), placed=True)),
+        outcome(HEALTHY, "findings", Comparison(wrong=("slow-gpu", "slow-gpu"))),
+        outcome(HEALTHY, "healthy", Comparison()),
+    ]
+    result = add_up(outcomes, ranks=8, seeds=SeedSet.TUNE, noise="none", seconds=1.0)
+    assert isinstance(result, Score)
+    gpu, throttled = result.kinds
+    assert (gpu.recall, gpu.precision, gpu.precision_of_place) == (0.3333, 0.25, 0.5)
+    assert (gpu.trials, gpu.called_fine, gpu.claims) == (3, 1, 4)
+    assert (throttled.recall, throttled.recall_of_place, throttled.precision) == (0.0, 1.0, None)
+    assert (result.false_alarms, result.healthy_trials) == (1, 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_trial_is_begun_when_time_is_over(processes: int) -> None:
+    trials = plan_trials(ranks=64, trials=2, kinds=[FaultKind.DEAD], seeds=SeedSet.TUNE)
+    assert list(run_trials(trials, noise="none", processes=processes, within_s=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        (FaultKind.SLOW_HOST, "findings"),
+        (FaultKind.DATA_STALL, "findings"),
+        (FaultKind.DEAD, "crashed"),
+        (FaultKind.HOST_STUCK, "hang"),
+        (FaultKind.LOST_HEARTBEATS, "running"),
+    ],
+)
+def test_a_fault_that_cannot_be_missed_is_found(kind: FaultKind, word: str) -> None:
+    [trial] = plan_trials(ranks=64, trials=1, kinds=[kind], seeds=SeedSet.TUNE)
+    found = run_trial(trial, "none")
+    assert (found.failure, found.verdict, found.comparison.found) == (None, word, True)
+
+
+def test_a_campaign_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        ["score", "--ranks", "64", "--trials", "3", "--kinds", "healthy,slow-gpu,mismatch", "--seeds", "tune",
+         "--processes", "2", "--json"]
+    )  # fmt: skip
+    assert code == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["ranks"], result["trials"], result["seeds"], result["failures"]) == (64, 3, "tune", [])
+    assert set(result["kinds"]) == {"slow-gpu", "mismatch"}
+    assert [one["kind"] for one in result["outcomes"]] == ["healthy", "slow-gpu", "mismatch"]
+    assert result["kinds"]["mismatch"]["recall"] == 1.0
+    assert (result["healthy_trials"], result["false_alarms_in_healthy"]) == (1, 0)
+
+
+def test_a_campaign_is_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "--ranks", "64", "--trials", "1", "--kinds", "exception", "--noise", "none"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"exception\s+│\s+1\s+│\s+100%\s+│\s+100%", out)
+    assert "False alarms: 0 of 0 healthy jobs." in out
+
+
+def test_an_unknown_kind_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "--kinds", "slow"]) == 2
+    assert "There is no kind of fault slow" in capsys.readouterr().err

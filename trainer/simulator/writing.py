@@ -1,0 +1,126 @@
+"""Simulates a job into a store: rollups of all ranks, spans of chosen ones, steps, heartbeats and the small tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...collectors.writer import TableWriter
+from ...profiler.errors import UsageError
+from . import tables
+from .background import Background
+from .fault_effects import check_fault, effect_of, fault_rows
+from .faults import Fault
+from .hang_tables import Evidence
+from .hangs import hang_scene
+from .job import SimulatedJob
+from .session import Progress, Recording, Session, Simulated
+
+__all__ = ["Recording", "Simulated", "simulate", "with_faults"]
+
+
+def with_faults(job: SimulatedJob, faults: Sequence[Fault]) -> tuple[SimulatedJob, Fault | None]:
+    """The job with the faults' effects, ended before the step in which one of them hangs it; and that one.
+
+    Raises UsageError for faults that the job has no place for, and for several that hang it.
+    """
+    for fault in faults:
+        check_fault(fault, job)
+    hangs = [fault for fault in faults if fault.is_hang]
+    if len(hangs) > 1:
+        raise UsageError(
+            f"The faults {hangs[0].text!r} and {hangs[1].text!r} both make the job hang: give one of them."
+        )
+    effects = tuple(effect_of(fault) for fault in faults if not fault.is_hang)
+    return replace(job, effects=job.effects + effects), hangs[0] if hangs else None
+
+
+def simulate(
+    job: SimulatedJob,
+    root: Path,
+    recording: Recording | None = None,
+    *,
+    faults: Sequence[Fault] = (),
+    progress: Progress | None = None,
+) -> Simulated:
+    """Simulate a job and write its store; several jobs of different names may share one.
+
+    A fault that makes the job hang ends it: the steps before are simulated, then who stands where is written, as the
+    agents would have seen it. Raises UsageError for a job, faults or a recording that do not fit each other.
+    """
+    job, hang = with_faults(job, faults)
+    recording = recording or Recording()
+    _check_recording(job, recording)
+    with TableWriter(root, f"simulator-{job.run}-{job.attempt}") as writer, Background(writer, job) as background:
+        _check_new(writer, job)
+        session = Session(job, recording, background, progress)
+        steps = job.steps if hang is None else hang.first_step - job.first_step
+        session.simulate(steps)
+        if hang is None:
+            session.write_heartbeats()
+            _write_small(background, session, [fault.text for fault in faults], "finished")
+            if faults:
+                background.write("faults", _truth(faults, session))
+        else:
+            _write_small(background, session, [fault.text for fault in faults], None)
+        background.finish()
+        if hang is not None:
+            slow = [fault for fault in faults if not fault.is_hang]
+            if slow:
+                writer.write("faults", job.run, job.attempt, _columns(fault_rows(slow, job)))
+            Evidence.of(hang_scene(job, hang), session.step_begin_ns).write(writer)
+        writer.commit()
+    return session.result()
+
+
+def _check_new(writer: TableWriter, job: SimulatedJob) -> None:
+    if any((entry.run, entry.attempt) == (job.run, job.attempt) for entry in writer.committed_files):
+        raise UsageError(
+            f"The store {writer.root} has a run {job.run!r} already: give another --run, or another folder."
+        )
+
+
+def _check_recording(job: SimulatedJob, recording: Recording) -> None:
+    for rank in recording.span_ranks or ():
+        if not 0 <= rank < job.world_size:
+            raise UsageError(
+                f"Spans of rank {rank} are wanted, but the job has ranks 0 to {job.world_size - 1}: choose among them."
+            )
+    if recording.span_steps is not None and not (
+        job.first_step <= recording.span_steps[0] <= min(recording.span_steps[1], job.last_step)
+    ):
+        first, last = recording.span_steps
+        raise UsageError(
+            f"Spans of steps {first} to {last} are wanted, but the job has steps {job.first_step} to {job.last_step}: "
+            "choose among them."
+        )
+
+
+def _truth(faults: Sequence[Fault], session: Session) -> dict[str, list[Any]]:
+    """Rows of ``faults``, with the moments at which they acted, by the true clock."""
+    job, moments = session.job, session.moments_ns
+    rows = fault_rows(faults, job)
+    for row in rows:
+        first = max((row["first_step"] or job.first_step) - job.first_step, 0)
+        last = job.steps - 1 if row["last_step"] is None else min(row["last_step"] - job.first_step, job.steps - 1)
+        row["first_ns"], row["last_ns"] = int(moments[first]), int(moments[last + 1])
+    return _columns(rows)
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _write_small(background: Background, session: Session, faults: Sequence[str], exit_reason: str | None) -> None:
+    job = session.job
+    background.write("runs", tables.run_rows(job, faults, int(session.moments_ns[-1]), exit_reason))
+    background.write("ranks", tables.rank_rows(job), axes=job.topology.names)
+    background.write("segments", tables.segment_rows())
+    background.write("schedule", tables.schedule_rows(job))
+    background.write("groups", pa.concat_tables(session.groups.rows()) if job.world_size > 1 else {})
+    if session.recording.clock_offsets:
+        background.write("clock_offsets", tables.offset_rows(job, job.start_ns))
