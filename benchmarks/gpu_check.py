@@ -5,15 +5,18 @@ Prints one JSON object, ``ok`` in it; without CUDA it says so in one sentence an
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from megascope.profiler import session
+from megascope.profiler.automatic import Automatic
 from megascope.profiler.box import BoxReader
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.opening import RecorderSettings, open_recorder
@@ -88,18 +91,65 @@ def recorded_step(recorder: Recorder | None, segment: int, number: int, work: Ca
         recorder.end(span)
 
 
-def nothing_synchronises(cuda: Any, recorder: Recorder, work: Callable[[], None]) -> dict[str, Any]:
-    """Recorded steps in the mode in which torch raises for whatever waits for the device."""
+def nothing_synchronises(
+    cuda: Any, recorder: Recorder, work: Callable[[], None], parts: Mapping[str, Callable[[int], None]] | None = None
+) -> dict[str, Any]:
+    """Recorded steps in the mode in which torch raises for whatever waits for the device; then each part, by itself.
+
+    ``parts`` take the number of a step. The mode sees what torch checks: copies, reads of values, waits for streams.
+    """
     segment = recorder.segment("step_kernel", SegmentKind.COMPUTE)
+    error = _error_of(cuda, lambda number: recorded_step(recorder, segment, number, work))
+    if error:
+        return {"ok": False, "error": error}
+    result: dict[str, Any] = {"ok": True, "steps": STEPS, "spans": STEPS * SPANS_A_STEP}
+    for name, part in (parts or {}).items():
+        error = _error_of(cuda, part)
+        result.setdefault("parts", {})[name] = error or "ok"
+        if error:
+            result.update(ok=False, error=f"{name}: {error}")
+    return result
+
+
+def _error_of(cuda: Any, part: Callable[[int], None]) -> str:
+    """The first line of what was raised in some steps of a part; empty where nothing was."""
     cuda.set_sync_debug_mode("error")
     try:
         for number in range(STEPS):
-            recorded_step(recorder, segment, number, work)
+            part(number)
     except RuntimeError as error:
-        return {"ok": False, "error": str(error).partition("\n")[0]}
+        return str(error).partition("\n")[0]
     finally:
         cuda.set_sync_debug_mode("default")
-    return {"ok": True, "steps": STEPS, "spans": STEPS * SPANS_A_STEP}
+    return ""
+
+
+@contextlib.contextmanager
+def automatic_parts(
+    torch: Any, recorder: Recorder, work: Callable[[], None]
+) -> Iterator[dict[str, Callable[[int], None]]]:
+    """What is recorded by itself, warmed up: `megascope.step`, an all-reduce of one NCCL rank, a replay of a graph."""
+    dist, cuda = torch.distributed, torch.cuda
+    values = torch.ones(1024, device="cuda")
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    session.install(recorder, frozenset(Automatic) - {Automatic.EXIT, Automatic.EXCEPTIONS})
+    graph = cuda.CUDAGraph()
+    try:
+        with cuda.graph(graph):
+            work()
+        parts: dict[str, Callable[[int], None]] = {
+            "step": lambda number: session.step(number, loss=1.0),
+            "all_reduce": lambda number: dist.all_reduce(values),
+            "async_all_reduce": lambda number: dist.all_reduce(values, async_op=True).wait(),
+            "graph_replay": lambda number: graph.replay(),
+        }
+        for part in parts.values():
+            part(0)
+        cuda.synchronize()
+        yield parts
+    finally:
+        session.shutdown()
+        dist.destroy_process_group()
 
 
 def overhead(
@@ -156,9 +206,10 @@ def check_recorder(torch: Any, folder: Path) -> dict[str, Any]:
     checks = {
         "calibration": {"ok": rates_agree, "cycles_per_ms": {name: round(value) for name, value in rate.items()}},
         "event_times": event_times(recorder, box, lambda ms: cuda._sleep(round(ms * rate["by_events"])), settle),
-        "nothing_synchronises": nothing_synchronises(cuda, recorder, work),
         "overhead": overhead(recorder, work, cuda.synchronize),
     }
+    with automatic_parts(torch, recorder, work) as parts:
+        checks["nothing_synchronises"] = nothing_synchronises(cuda, recorder, work, parts)
     recorder.close()
     return checks
 

@@ -7,7 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
+import warnings
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,9 @@ from megascope.trainer.worker import run_worker
 
 STEPS = 10
 TIMEOUT_S = 180.0
+POLL_S = 0.02
+SYNCHRONISING = "called a synchronizing CUDA operation"
+"""What torch warns of where something waits for the device."""
 
 
 def train_on_gpu(folder: Path, *, ranks: int, backend: str) -> dict[str, Any]:
@@ -35,43 +42,58 @@ def train_on_gpu(folder: Path, *, ranks: int, backend: str) -> dict[str, Any]:
     recorded, bare = ([run["losses"] for run in runs[is_recorded]] for is_recorded in (True, False))
     first = runs[True][0]
     is_timed = first["device"] == "cpu" or first["clocks"].get("device", 0) > 0
+    waits = {is_recorded: sum(run["waits"] for run in each) for is_recorded, each in runs.items()}
     return {
-        "ok": recorded == bare and len(recorded[0]) == STEPS and is_timed,
+        "ok": recorded == bare and len(recorded[0]) == STEPS and is_timed and waits[True] <= waits[False],
         "ranks": ranks,
         "backend": backend,
         "device": first["device"],
         "losses_identical": recorded == bare,
         "losses": [round(loss, 6) for loss in (recorded[0][0], recorded[0][-1])],
         "spans_by_clock": first["clocks"],
+        "waits_for_device": {"recorded": waits[True], "bare": waits[False]},
     }
 
 
 def _run_ranks(folder: Path, ranks: int, backend: str, *, is_recorded: bool) -> str:
-    """The last line of what a rank that failed said; empty where all went well."""
+    """The last line of what the first rank that failed said; empty where all went well."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     command = [sys.executable, "-m", "benchmarks.gpu_training", str(folder), backend, str(int(is_recorded))]
-    children = [
-        subprocess.Popen(
-            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    problems = []
+    environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return first_error(command, environments, folder, TIMEOUT_S)
+
+
+def first_error(
+    command: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path, timeout_s: float
+) -> str:
+    """Run a process in each environment; the last line of what the first one said that failed, empty where none did.
+
+    The others are ended then: they would only complain of the one that is missing. What they say goes to files, which
+    take any amount.
+    """
+    said = [folder / f"{number}.stderr" for number in range(len(environments))]
+    children = []
     try:
-        for child in children:
-            _, said = child.communicate(timeout=TIMEOUT_S)
-            if child.returncode:
-                problems.append((said.strip().splitlines() or [f"exit code {child.returncode}"])[-1])
-    except subprocess.TimeoutExpired:
-        problems.append(f"not done after {TIMEOUT_S:.0f} s")
+        for environment, path in zip(environments, said, strict=True):
+            with path.open("wb") as file:
+                children.append(subprocess.Popen(command, env=environment, stderr=file))
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            codes = [child.poll() for child in children]
+            for code, path in zip(codes, said, strict=True):
+                if code:
+                    return (path.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1]
+            if all(code == 0 for code in codes):
+                return ""
+            time.sleep(POLL_S)
+        return f"not done after {timeout_s:.0f} s"
     finally:
         for child in children:
             child.kill()
-            child.communicate()
-    return problems[0] if problems else ""
+            child.wait()
 
 
 def configuration(ranks: int, backend: str) -> TrainConfig:
@@ -91,14 +113,44 @@ def worker(folder: Path, backend: str, *, is_recorded: bool) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     settings = RecorderSettings(run="gpu", attempt=0, rank=rank, world_size=ranks, spool=folder / "spool")
     recorder = open_recorder(settings) if is_recorded else NullRecorder()
-    result = run_worker(configuration(ranks, backend), recorder)
+    with counted_waits() as waits:
+        result = run_worker(configuration(ranks, backend), recorder)
     clocks: Counter[str] = Counter()
     if is_recorded:
         reader = BoxReader(folder / "spool" / "gpu" / "0" / f"rank-{rank:05d}.box")
         for ring in range(reader.layout.rings):
             clocks.update(str(CLOCK_CODES[int(code)]) for code in reader.read_ring(ring, 0).records["clock"])
-    values = {"losses": result.losses, "clocks": dict(clocks), "device": _device()}
+    values = {"losses": result.losses, "clocks": dict(clocks), "device": _device(), "waits": waits[0]}
     (folder / f"{rank}.json").write_text(json.dumps(values))
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[int]]:
+    """Count what waits for the device, as torch's synchronisation debug mode sees it, into the list's only number.
+
+    A trainer may read values, whoever records it: recording may add nothing to that.
+    """
+    import torch
+
+    counted = [0]
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def count(message: Warning | str, *args: Any, **named: Any) -> None:
+            if SYNCHRONISING in str(message):
+                counted[0] += 1
+            else:
+                show(message, *args, **named)
+
+        warnings.showwarning = count
+        warnings.filterwarnings("always", message=f".*{SYNCHRONISING}")
+        if _device() == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield counted
+        finally:
+            if _device() == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def _device() -> str:

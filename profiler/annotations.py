@@ -16,6 +16,8 @@ from .vocabulary import SegmentKind
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 4096
+"""Of them one for each kind is kept for the names beyond."""
+
 MAX_NAME_CHARACTERS = 1000
 OTHER_SEGMENTS = "(other segments)"
 _OF_STEPS = frozenset({MetadataKind.STEP, MetadataKind.METRICS})
@@ -36,6 +38,7 @@ class Annotations:
         self._by_name: dict[str, tuple[str, int]] = {}
         self._on_device: list[bool] = []
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._has_others = self._has_too_many_groups = False
         self.metadata_lost = 0
 
     def segment(self, name: str, kind: SegmentKind = SegmentKind.COMPUTE, axis: str | None = None) -> int:
@@ -56,11 +59,11 @@ class Annotations:
             if key in self._segments:
                 return self._segments[key]
             name, _, axis = key
-            if len(self._on_device) >= MAX_SEGMENTS - 1 and name != OTHER_SEGMENTS:
-                other = (OTHER_SEGMENTS, str(SegmentKind.HOST), None)
-                if other not in self._segments:
-                    log.warning("More than %d segment names: further ones count as %s.", MAX_SEGMENTS, OTHER_SEGMENTS)
-                return self._register_segment(other, SegmentKind.HOST)
+            if len(self._on_device) >= MAX_SEGMENTS - len(SegmentKind) and key != (other := _other(kind)):
+                if not self._has_others:
+                    self._has_others = True
+                    log.warning("%d segment names: further ones count as %s.", len(self._on_device), OTHER_SEGMENTS)
+                return self._register_segment(other, kind)
             index = len(self._on_device)
             shown = name if len(name) <= MAX_NAME_CHARACTERS else name[:MAX_NAME_CHARACTERS] + "..."
             self._write_metadata(
@@ -78,7 +81,9 @@ class Annotations:
             if index is None:
                 index = len(self._groups)
                 if index >= self.layout.groups:
-                    log.warning("More than %d process groups: %s is not recorded.", self.layout.groups, kind)
+                    if not self._has_too_many_groups:
+                        self._has_too_many_groups = True
+                        log.warning("More than %d process groups: %s and later ones are not recorded.", index, kind)
                     return ABSENT_INDEX
                 self._write_metadata(MetadataKind.GROUP, {"index": index, "group_kind": kind, "ranks": list(key[1])})
                 self._groups[key] = index
@@ -137,3 +142,8 @@ class Annotations:
         self.metadata_lost += 1
         if self.metadata_lost == 1:
             log.warning("Cannot record %s (%s): training goes on, metadata is lost.", what, error)
+
+
+def _other(kind: SegmentKind) -> tuple[str, str, str | None]:
+    """What stands for all names of a kind beyond the cap: of that kind, so that waiting never becomes work."""
+    return OTHER_SEGMENTS, str(kind), None

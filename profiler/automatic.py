@@ -13,7 +13,8 @@ from .automatic_compile import Compilation, teach_dynamo
 from .automatic_data import install_data_loader
 from .automatic_exit import Goodbye, install_exceptions
 from .automatic_gc import install_gc
-from .automatic_torch import Evaluation, install_checkpoint, install_graphs
+from .automatic_torch import Evaluation, install_checkpoint, install_compiled, install_graphs
+from .automatic_uncaught import install_uncaught
 from .c10d import install_collectives
 from .errors import UsageError
 from .null import NullRecorder
@@ -47,10 +48,14 @@ def choose(setting: bool | str | Iterable[str] | None) -> frozenset[Automatic]:
     """What a setting asks for; None asks ``$MEGASCOPE_AUTOMATIC``, where nothing means all.
 
     True, "all"; False, "none"; names with commas between them; or names with a minus, to leave out of all: "-gc".
-    UsageError for a name that is none.
+    UsageError for a name that is none; from the environment that is warned of, and all is taken.
     """
     if setting is None:
-        setting = os.environ.get(VARIABLE) or True
+        try:
+            return choose(os.environ.get(VARIABLE) or True)
+        except UsageError as error:
+            log.warning("%s All of them are recorded.", error)
+            return frozenset(Automatic)
     if isinstance(setting, bool):
         return frozenset(Automatic if setting else ())
     names = setting.split(",") if isinstance(setting, str) else [str(name) for name in setting]
@@ -96,10 +101,13 @@ class AutomaticSpans:
                 lambda: install_checkpoint(recorder, "torch"),
                 lambda: install_checkpoint(recorder, "torch.distributed.checkpoint"),
             ),
-            Automatic.EXCEPTIONS: (lambda: install_exceptions(recorder),),
+            Automatic.EXCEPTIONS: (lambda: install_exceptions(recorder), lambda: install_uncaught(recorder, close)),
             Automatic.EXIT: (goodbye.install,),
             Automatic.EVALUATION: (evaluation.install,),
-            Automatic.COMPILE: (Compilation(recorder, replacements).install,),
+            Automatic.COMPILE: (
+                Compilation(recorder, replacements).install,
+                lambda: install_compiled(recorder),
+            ),
             Automatic.GRAPHS: (lambda: install_graphs(recorder),),
             Automatic.COLLECTIVES: (lambda: install_collectives(recorder, topology),),
         }

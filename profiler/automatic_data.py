@@ -8,13 +8,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from .null import NullRecorder
 from .patching import Undo, replace
-from .recorder import Recorder
+from .recorder import AnyRecorder
 from .vocabulary import SegmentKind
 
 T = TypeVar("T")
-AnyRecorder = Recorder | NullRecorder
 
 DATA_WAIT = "data_wait"
 _inside = threading.local()
@@ -24,13 +22,13 @@ def timed_next(recorder: AnyRecorder, name: str, take: Callable[[], T]) -> T:
     """What ``take`` returns, with a data span around it; inside another such span there is no second one."""
     if getattr(_inside, "on", False):
         return take()
-    _inside.on = True
     span: Any = recorder.begin(recorder.segment(name, SegmentKind.DATA))
+    _inside.on = True
     try:
         return take()
     finally:
-        recorder.end(span)
         _inside.on = False
+        recorder.end(span)
 
 
 class TimedIterator(Generic[T]):
@@ -49,7 +47,13 @@ class TimedIterator(Generic[T]):
 
 
 class TimedLoader(Generic[T]):
-    """An iterable whose iterators are timed; everything else is the wrapped one's own."""
+    """An iterable whose iterators are timed; everything else is the wrapped one's own.
+
+    Of an iterator it is a `TimedStream`.
+    """
+
+    def __new__(cls, iterable: Iterable[T] | None = None, *_: Any) -> TimedLoader[T]:
+        return super().__new__(TimedStream if isinstance(iterable, Iterator) else cls)
 
     def __init__(self, iterable: Iterable[T], recorder: Callable[[], AnyRecorder], name: str) -> None:
         self._iterable, self._recorder, self._name = iterable, recorder, name
@@ -60,8 +64,21 @@ class TimedLoader(Generic[T]):
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._iterable)
+
     def __getattr__(self, name: str) -> Any:
+        if name == "_iterable" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # a copy that is being made, and what copying and pickling ask for
         return getattr(self._iterable, name)
+
+
+class TimedStream(TimedLoader[T]):
+    """A timed iterator: ``next`` is a data span as well."""
+
+    def __next__(self) -> T:
+        iterator: Iterator[T] = self._iterable  # type: ignore[assignment]
+        return timed_next(self._recorder(), self._name, iterator.__next__)
 
 
 def install_data_loader(recorder: AnyRecorder) -> Undo | None:

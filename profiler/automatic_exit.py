@@ -29,14 +29,20 @@ class Goodbye:
     """Notes that a process was told to end. ``close`` is called with the reason; then the process ends as before.
 
     A handler that the user has is called as before, and one that the user sets later replaces this one. Where SIGTERM
-    had its default action, that is carried out, also while the main thread is stuck in a library: a thread that waits
-    for the signal sees to it.
+    had its default action, that is carried out, also while the main thread is stuck in a library that has let go of the
+    interpreter's lock: a thread that waits for the signal sees to it.
+
+    A library that is stuck and holds the lock lets no Python run: then SIGTERM, which would end the process at once
+    by default, does nothing, and only SIGKILL ends it, which launchers send when their grace is over (30 s by default
+    for torchrun and Slurm). That is the lesser harm: without a goodbye, every rank that a launcher ends because another
+    one failed would look as if it had failed as well. Who ends processes by SIGTERM alone leaves ``exit`` out.
     """
 
     def __init__(self, close: Callable[[str], None]) -> None:
         self._close = close
         self._previous: Any = None
         self._pipe: tuple[int, int] | None = None
+        self._process_id = os.getpid()
         self.was_told = False
 
     def install(self) -> Undo:
@@ -77,7 +83,7 @@ class Goodbye:
             if number[0] != signal.SIGTERM:
                 continue
             time.sleep(PATIENCE_S)
-            if not self.was_told:
+            if not self.was_told and signal.getsignal(signal.SIGTERM) == self._handle:  # else another one decides
                 self._close("interrupted")
                 ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # Python allows that on the main thread only
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -89,28 +95,34 @@ class Goodbye:
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous)
         if self._pipe is not None:
-            _, writer = self._pipe
+            reader, writer = self._pipe
             self._pipe = None
             if (current := signal.set_wakeup_fd(-1)) not in (-1, writer):
                 signal.set_wakeup_fd(current)
             os.close(writer)  # the thread reads the end of the pipe, and ends
+            if os.getpid() != self._process_id:  # a forked child, which has no such thread
+                os.close(reader)
 
 
 def install_exceptions(recorder: Recorder | NullRecorder) -> Undo:
     """Record an exception that ends a thread as an aborted span with its type and text; Python reports it as before.
 
-    An exception that ends the whole process is a line of metadata: see `session`.
+    SystemExit ends a thread in order, and is none. An exception that ends the whole process is a line of metadata: see
+    `automatic_uncaught`.
     """
     previous = threading.excepthook
     seen: set[str] = set()
 
     def hook(args: Any) -> None:
-        text = describe(args.exc_type, args.exc_value)
+        if not issubclass(args.exc_type, SystemExit):
+            note(describe(args.exc_type, args.exc_value))
+        previous(args)
+
+    def note(text: str) -> None:
         if len(seen) < MAX_EXCEPTIONS or text in seen:
             seen.add(text)
             span: Any = recorder.begin(recorder.segment(f"exception: {text}", SegmentKind.HOST))
             recorder.end(span, ABORTED)
-        previous(args)
 
     threading.excepthook = hook
 

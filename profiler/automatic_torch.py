@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from .null import NullRecorder
 from .patching import Undo, replace
-from .recorder import Recorder
+from .recorder import AnyRecorder
 from .vocabulary import STATUS_CODES, SegmentKind, Status
-
-AnyRecorder = Recorder | NullRecorder
 
 OPAQUE = STATUS_CODES.index(Status.OPAQUE)
 
@@ -32,6 +31,7 @@ _CHECKPOINT = {
 def install_graphs(recorder: AnyRecorder, graph: Any = None) -> Undo | None:
     """Record each replay of a CUDA graph as one opaque span: what runs inside has no times of its own.
 
+    Its time stays in the self time of the span around it, since whoever compares ranks leaves out what is opaque.
     ``graph`` is a class with the ``replay`` of `torch.cuda.CUDAGraph`, the default; None until torch is loaded.
     """
     if graph is None:
@@ -46,13 +46,44 @@ def install_graphs(recorder: AnyRecorder, graph: Any = None) -> Undo | None:
 
     @functools.wraps(original)
     def replay(self: Any) -> Any:
-        span: Any = recorder.begin(segment)
-        try:
+        with _opaque(recorder, segment):
             return original(self)
-        finally:
-            recorder.end(span, OPAQUE)
 
     return replace(graph, "replay", replay)
+
+
+@contextlib.contextmanager
+def _opaque(recorder: AnyRecorder, segment: int) -> Iterator[None]:
+    span: Any = recorder.begin_async(segment)
+    try:
+        yield
+    finally:
+        recorder.end_async(span)
+        recorder.abandon(span, status=OPAQUE)
+
+
+def install_compiled(recorder: AnyRecorder, compiled: Any = None) -> Undo | None:
+    """Record each run of a graph that inductor compiled as one opaque span: no segment inside is timed.
+
+    Its time stays in the self time of the span around it, as that of a replay does.
+    ``compiled`` is a class with the ``__call__`` of inductor's `CompiledFxGraph`, the default; None until inductor is
+    loaded, which the first compilation with it does. Other backends of `torch.compile` are not seen.
+    """
+    if compiled is None:
+        compiled = getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
+        if compiled is None:
+            return None
+    forward = recorder.segment("compiled_forward", SegmentKind.COMPUTE)
+    backward = recorder.segment("compiled_backward", SegmentKind.COMPUTE)
+    original = compiled.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_backward = (getattr(self, "fx_kwargs", None) or {}).get("is_backward")
+        with _opaque(recorder, backward if is_backward else forward):
+            return original(self, *args, **kwargs)
+
+    return replace(compiled, "__call__", call)
 
 
 def install_checkpoint(recorder: AnyRecorder, module_name: str) -> Undo | None:
@@ -85,13 +116,13 @@ def _timed_io(recorder: AnyRecorder, function: Callable[..., Any], name: str) ->
         in_memory = any(isinstance(value, io.BytesIO) for value in (*args[:2], *kwargs.values()))
         if in_memory or getattr(_saving, "on", False):
             return function(*args, **kwargs)
-        _saving.on = True
         span: Any = recorder.begin(segment)
+        _saving.on = True
         try:
             return function(*args, **kwargs)
         finally:
-            recorder.end(span)
             _saving.on = False
+            recorder.end(span)
 
     return timed
 
@@ -99,7 +130,8 @@ def _timed_io(recorder: AnyRecorder, function: Callable[..., Any], name: str) ->
 class Evaluation:
     """A span of kind eval from ``model.eval()`` to ``model.train()``, or to the next step.
 
-    Only models that are trained count: a frozen teacher stays in eval mode for good.
+    Only a model counts that was switched by ``train()`` before and has parameters to train: a part of it, such as a
+    batch norm that is frozen while the rest learns, may stay in eval mode, and a frozen teacher does for good.
     """
 
     def __init__(self, recorder: AnyRecorder) -> None:
@@ -107,6 +139,7 @@ class Evaluation:
         self._segment: int | None = None
         self._span: Any = None
         self._depth = threading.local()
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> Undo | None:
         """Follow the modes of all modules; None until torch is loaded."""
@@ -131,7 +164,13 @@ class Evaluation:
     def _note(self, model: Any, mode: bool) -> None:
         if mode:
             self.end()
-        elif self._span is None and any(parameter.requires_grad for parameter in model.parameters()):
+            for each in _unwrapped(model):
+                self._trained.add(each)
+        elif (
+            self._span is None
+            and model in self._trained
+            and any(parameter.requires_grad for parameter in model.parameters())
+        ):
             if self._segment is None:
                 self._segment = self._recorder.segment("eval", SegmentKind.EVAL)
             self._span = self._recorder.begin_async(self._segment)
@@ -142,3 +181,11 @@ class Evaluation:
         if span is not None:
             self._recorder.end_async(span)
             self._recorder.abandon(span)
+
+
+def _unwrapped(model: Any) -> Iterator[Any]:
+    """A model, and those that it wraps: DDP's, or that of compiled code."""
+    while model is not None:
+        yield model
+        wrapped = model._modules.get("module")
+        model = model._modules.get("_orig_mod") if wrapped is None else wrapped

@@ -6,9 +6,10 @@ import functools
 import sys
 from typing import Any
 
+from .c10d_functional import install_functional
 from .c10d_groups import Groups
 from .c10d_hooks import has_hooks, install_hooks
-from .c10d_kernels import install_kernels
+from .c10d_kernels import KEY, install_kernels
 from .c10d_spans import OperationSpans
 from .null import NullRecorder
 from .patching import Undo, replace
@@ -20,7 +21,8 @@ def install_collectives(recorder: Recorder | NullRecorder, topology: Topology | 
     """Record every c10d operation of this process; what is returned takes it all off again.
 
     None while torch.distributed is not loaded. Operations are seen where torch dispatches them, so that it does not
-    matter who issues them: a public function, DDP's reducer, FSDP, compiled code.
+    matter who issues them: a public function, DDP's reducer, FSDP, compiled code. torch's own hooks are used where it
+    has them, and the wrappers of its operations where it has not, or where the hooks turn out to be others.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
@@ -30,11 +32,17 @@ def install_collectives(recorder: Recorder | NullRecorder, topology: Topology | 
 
     cuda = torch.cuda if torch.cuda.is_available() else None
     spans = OperationSpans(recorder, Groups(recorder, topology), c10d.Work.wait, cuda)
+    undone = _wrap_methods(spans, c10d)
     if has_hooks(c10d.ProcessGroup):
-        undo = install_hooks(spans, distributed.distributed_c10d, cuda)
+        functional = install_functional(spans, KEY)
+
+        def fall_back() -> None:
+            functional()  # the wrappers bring their own
+            undone.append(install_kernels(spans, cuda))
+
+        undone += [functional, install_hooks(spans, distributed.distributed_c10d, cuda, fall_back)]
     else:
-        undo = install_kernels(spans, cuda)
-    undone = [undo, *_wrap_methods(spans, c10d)]
+        undone.append(install_kernels(spans, cuda))
 
     def uninstall() -> None:
         for step in undone:

@@ -1,13 +1,19 @@
-"""The wait of DDP's reducer: C++ waits for its buckets when a backward has run, where no Python sees it."""
+"""Waits in C++ that no Python sees: DDP's reducer for its buckets after a backward, a broadcast of its buffers."""
 
 from __future__ import annotations
 
 import sys
 from types import FrameType
 
-from .c10d_spans import OpenWork, OperationSpans
+from .c10d_spans import OperationSpans
+from .c10d_work import OpenWork
 
 _BACKWARD = "_engine_run_backward"
+_BROADCASTS = frozenset(
+    {"_distributed_broadcast_coalesced", "_sync_params_and_buffers", "_verify_param_shape_across_processes"}
+)
+"""Functions of torch that call C++ which broadcasts buffers and parameters, and waits for that before it returns."""
+
 _OURS = __name__.rpartition(".")[0] + ".c10d"
 
 
@@ -45,7 +51,18 @@ class Backwards:
 
 def _is_called_by_reducer() -> bool:
     """Whether C++ issues an operation inside a backward: no Python frame stands between, or none is there at all."""
+    frame = _caller()
+    return frame is None or frame.f_code.co_name == _BACKWARD
+
+
+def is_native_broadcast() -> bool:
+    """Whether C++ issues a broadcast for which it then waits: of DDP's buffers before a forward, of parameters."""
+    frame = _caller()
+    return frame is not None and frame.f_code.co_name in _BROADCASTS
+
+
+def _caller() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OURS):
         frame = frame.f_back
-    return frame is None or frame.f_code.co_name == _BACKWARD
+    return frame

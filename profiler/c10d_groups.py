@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .box import ABSENT_INDEX
 from .null import NullRecorder
 from .recorder import Recorder
 from .topology import Topology
@@ -51,13 +53,23 @@ class Groups:
 
     def __init__(self, recorder: Recorder | NullRecorder, topology: Topology | None) -> None:
         self._recorder, self._topology = recorder, topology
-        self._tracks: weakref.WeakKeyDictionary[Any, GroupTrack] = weakref.WeakKeyDictionary()
+        self._tracks: weakref.WeakKeyDictionary[Any, GroupTrack | None] = weakref.WeakKeyDictionary()
+        self._by_index: dict[int, GroupTrack] = {}
 
     def of(self, process_group: Any) -> GroupTrack | None:
-        """The track of a group; None for one that is not to be recorded."""
-        track = self._tracks.get(process_group)
-        if track is None and process_group not in _ignored:
-            track = self._tracks[process_group] = self._new(process_group)
+        """The track of a group; None for one that is not to be recorded, or whose ranks nobody knows.
+
+        torch knows the ranks of groups that ``init_process_group`` and ``new_group`` made.
+        """
+        try:
+            return self._tracks[process_group]
+        except KeyError:
+            pass
+        track = None
+        if process_group not in _ignored:
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):
+                track = self._new(process_group)
+        self._tracks[process_group] = track
         return track
 
     def segment(self, track: GroupTrack, name: str, kind: SegmentKind) -> int:
@@ -82,7 +94,13 @@ class Groups:
         axis = self._axis(process_group, ranks)
         number = _ordinal(process_group, ranks)
         kind = axis if number == 0 else f"{axis}_{number + 1}"
-        return GroupTrack(kind, axis, ranks, self._recorder.group(kind, ranks))
+        index = self._recorder.group(kind, ranks)
+        track = self._by_index.get(index)  # of a group that was destroyed: its numbers go on
+        if track is None:
+            track = GroupTrack(kind, axis, ranks, index)
+            if index != ABSENT_INDEX:
+                self._by_index[index] = track
+        return track
 
     def _axis(self, process_group: Any, ranks: Sequence[int]) -> str:
         """The mesh's axis with these ranks, or the name that a DeviceMesh gave, or world, or group."""

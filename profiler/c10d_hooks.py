@@ -6,12 +6,15 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from .c10d_backward import Backwards
+from .c10d_backward import Backwards, is_native_broadcast
+from .c10d_functional import is_functional
 from .c10d_groups import GroupTrack
 from .c10d_spans import OperationSpans
 from .c10d_tensors import is_on_device, size_of
+from .patching import Undo
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +36,6 @@ NAMES = {
 }
 """Beginnings of the names that torch gives, without underscores, and the segment's name."""
 
-Undo = Callable[[], None]
-
 
 def has_hooks(process_group: Any) -> bool:
     """Whether the class has the hooks."""
@@ -48,12 +49,15 @@ def segment_name(hooked: Any) -> str:
     return NAMES[max(fitting, key=len)] if fitting else name
 
 
-def install_hooks(spans: OperationSpans, c10d: Any, cuda: Any = None) -> Undo:
+def install_hooks(
+    spans: OperationSpans, c10d: Any, cuda: Any = None, fall_back: Callable[[], None] = lambda: None
+) -> Undo:
     """Hook all groups that there are, and each that is made later. ``c10d`` is `torch.distributed.distributed_c10d`.
 
-    The function that is returned unhooks them all.
+    ``fall_back`` is called once if the hooks turn out not to be as expected; they do nothing from then on. The function
+    that is returned unhooks them all.
     """
-    hooks = _Hooks(spans, cuda)
+    hooks = _Hooks(spans, cuda, fall_back)
     for group in list(c10d._world.pg_group_ranks):
         hooks.register(group)
     make = c10d._new_process_group_helper
@@ -76,14 +80,27 @@ def install_hooks(spans: OperationSpans, c10d: Any, cuda: Any = None) -> Undo:
     return undo
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An operation that is about to be issued. ``results`` are the tensors that it fills."""
+
+    span: Any
+    is_p2p: bool
+    waits_at_once: bool
+    is_native: bool
+    probe: Any
+    on_device: bool
+    results: Any
+
+
 class _Hooks:
     """The two hooks of every group. A hook that fails is a warning once, and never an error of the collective."""
 
-    def __init__(self, spans: OperationSpans, cuda: Any) -> None:
-        self._spans, self._cuda = spans, cuda
+    def __init__(self, spans: OperationSpans, cuda: Any, fall_back: Callable[[], None]) -> None:
+        self._spans, self._cuda, self._fall_back = spans, cuda, fall_back
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
         self._backwards = Backwards(spans)
-        self._begun: dict[tuple[int, Any], tuple[Any, bool, bool, Any]] = {}
+        self._begun: dict[tuple[int, Any], _Begun] = {}
         self._has_failed = False
 
     def register(self, group: Any) -> None:
@@ -107,7 +124,11 @@ class _Hooks:
             hook(group, args)
         except Exception as error:
             self._has_failed = True
-            log.warning("Collectives are not recorded any more: torch's hooks are not as expected (%s).", error)
+            log.warning("torch's hooks of process groups are not as expected (%s): they are not used.", error)
+            for begun in self._begun.values():
+                self._spans.failed(begun.span)
+            self._begun.clear()
+            self._fall_back()
 
     def _before(self, group: Any, args: Any) -> None:
         track = self._spans.groups.of(group)
@@ -122,23 +143,31 @@ class _Hooks:
         size = None if name == "barrier" else max(size_of(list(part)) for part in tensors)
         probe = self._spans.probe(track) if on_device and self._spans.times_device else None
         span = self._spans.begin(track, name, size, peer=_peer(args, track) if is_p2p else None, probe=probe)
-        if on_device and probe is None:
-            self._spans.unmeasured(span)
-            return
-        self._begun[id(group), args.op_id] = (span, is_p2p, not args.async_op and not is_p2p, probe)
+        is_native = name == "broadcast" and is_native_broadcast()
+        waits = is_native or (not args.async_op and not is_p2p)
+        results = next(filter(None, reversed(tensors)), ())
+        self._begun[id(group), args.op_id] = _Begun(span, is_p2p, waits, is_native, probe, on_device, results)
 
     def _after(self, group: Any, args: Any) -> None:
         begun = self._begun.pop((id(group), args.op_id), None)
         if begun is None:
             return
-        span, is_p2p, waits_at_once, probe = begun
-        work = getattr(args, "work", None)
+        spans, work = self._spans, getattr(args, "work", None)
         if work is None:
-            self._spans.failed(span)
+            spans.failed(begun.span)
             return
-        entry = self._spans.launched(span, work, is_p2p=is_p2p, waits_at_once=waits_at_once, probe=probe)
-        if entry is not None and not waits_at_once:
-            self._backwards.note(entry)
+        entry = spans.launched(
+            begun.span,
+            work,
+            is_p2p=begun.is_p2p,
+            waits_at_once=begun.waits_at_once,
+            probe=begun.probe,
+            on_device=begun.on_device,
+        )
+        if entry is not None and begun.is_native:
+            spans.wait_at_once(entry)
+        elif entry is not None and not begun.waits_at_once and not self._backwards.note(entry) and is_functional():
+            spans.note_native_wait(entry, begun.results)
 
 
 def _peer(args: Any, track: GroupTrack) -> int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from .c10d_backward import Backwards
+from .c10d_backward import Backwards, is_native_broadcast
 from .c10d_functional import install_functional, is_functional
 from .c10d_spans import OperationSpans
 from .c10d_tensors import is_on_device, size_of
+from .patching import Undo
 
 NAMES = {
     "allreduce_": "all_reduce",
@@ -41,7 +43,8 @@ KEY = "ADInplaceOrView"
 above the backends, so that torch lets go of the interpreter's lock before it calls them. gloo takes a lock that its
 threads hold while they wait for the interpreter's. Tensors made in inference mode do not have the key."""
 
-Undo = Callable[[], None]
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,15 @@ def _operations() -> Iterator[tuple[str, Operation]]:
             yield dispatched, Operation.of(dispatched, names, has_work=bool(schema.returns))
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An operation that is about to be issued. Without a probe, one on a device has no times."""
+
+    span: Any
+    probe: Any
+    on_device: bool
+
+
 class _Watch:
     """Runs an operation's own kernel with a span around it."""
 
@@ -127,34 +139,64 @@ class _Watch:
         self._spans, self._cuda = spans, cuda
         self._unbox_group, self._unbox_work = c10d.ProcessGroup.unbox, c10d.Work.unbox
         self._backwards = Backwards(spans)
+        self._has_failed = False
 
     def run(self, operation: Operation, kernel: Callable[..., Any], keyset: Any, *args: Any) -> Any:
-        """The wrapper of all kernels: same arguments, same result, same errors."""
+        """The wrapper of all kernels: same arguments, same result, same errors, and none of ours."""
+        begun = self._guarded(self._begin, operation, args)
+        if begun is None:
+            return kernel(keyset, *args)
+        try:
+            result = kernel(keyset, *args)
+        except BaseException:
+            self._guarded(self._spans.failed, begun.span)
+            raise
+        self._guarded(self._issued, begun, operation, args, result)
+        return result
+
+    def _guarded(self, function: Callable[..., T], *args: Any) -> T | None:
+        """None where something of ours fails; then nothing is recorded any more, with one warning."""
+        if self._has_failed:
+            return None
+        try:
+            return function(*args)
+        except Exception as error:
+            self._has_failed = True
+            log.warning("Collectives are not recorded any more: %s: %s.", type(error).__name__, error)
+            return None
+
+    def _begin(self, operation: Operation, args: tuple[Any, ...]) -> _Begun | None:
         spans = self._spans
         track = spans.groups.of(self._unbox_group(args[operation.first]))
         on_device = self._cuda is not None and is_on_device(args[0])
         if track is None or (on_device and self._cuda.is_current_stream_capturing()):
-            return kernel(keyset, *args)
-        probe = spans.probe(track) if on_device and spans.times_device else None
+            return None
         peer = None if operation.peer is None else args[operation.peer]
+        if peer is not None and not 0 <= peer < len(track.ranks):
+            return None  # there is no such rank, as torch is about to say
+        probe = spans.probe(track) if on_device and spans.times_device else None
         span = spans.begin(track, operation.name, operation.size_bytes(args), peer=peer, probe=probe)
         if not operation.has_work:
             spans.wait_begins(span)
-        try:
-            result = kernel(keyset, *args)
-        except BaseException:
-            spans.failed(span)
-            raise
+        return _Begun(span, probe, on_device)
+
+    def _issued(self, begun: _Begun, operation: Operation, args: tuple[Any, ...], result: Any) -> None:
+        spans = self._spans
         if not operation.has_work:
-            spans.complete(span)
-            return result
-        if on_device and probe is None:
-            spans.unmeasured(span)
-            return result
-        boxed = result[-1] if isinstance(result, tuple) else result
-        waits = operation.waits_at_once(args)
-        work = self._unbox_work(boxed)
-        entry = spans.launched(span, work, is_p2p=operation.is_p2p, waits_at_once=waits, probe=probe)
-        if entry is not None and not waits and not self._backwards.note(entry) and is_functional():
+            spans.complete(begun.span)
+            return
+        work = self._unbox_work(result[-1] if isinstance(result, tuple) else result)
+        is_native = operation.name == "broadcast" and is_native_broadcast()
+        waits = is_native or operation.waits_at_once(args)
+        entry = spans.launched(
+            begun.span,
+            work,
+            is_p2p=operation.is_p2p,
+            waits_at_once=waits,
+            probe=begun.probe,
+            on_device=begun.on_device,
+        )
+        if entry is not None and is_native:
+            spans.wait_at_once(entry)
+        elif entry is not None and not waits and not self._backwards.note(entry) and is_functional():
             spans.note_native_wait(entry, args[0])
-        return result

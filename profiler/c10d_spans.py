@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 from .box import ABSENT_I64, ABSENT_INDEX
 from .c10d_groups import Groups, GroupTrack
 from .c10d_tensors import flat
+from .c10d_work import OpenWork, is_held_elsewhere, references_of_one_holder
 from .null import NullRecorder
 from .recorder import Recorder
 from .vocabulary import SegmentKind
@@ -22,35 +23,13 @@ PROMPT_NS = 100_000
 Wait = Callable[..., Any]
 
 
-class OpenWork:
-    """An operation under way (several where they were coalesced), known by its Work."""
-
-    __slots__ = ("has_ended", "is_p2p", "issued_ns", "lock", "spans", "thread", "waits_in_native", "work")
-
-    def __init__(self, work: Any, spans: Sequence[Any], *, is_p2p: bool) -> None:
-        self.work, self.spans, self.is_p2p = work, spans, is_p2p
-        self.lock = threading.Lock()
-        self.has_ended = self.waits_in_native = False
-        self.thread = threading.get_ident()
-        self.issued_ns = time.monotonic_ns()
-
-
-def _is_held_elsewhere(entry: OpenWork, references: int) -> bool:
-    return sys.getrefcount(entry.work) > references
-
-
-def _references_of_one_holder() -> int:
-    """What `sys.getrefcount` counts for a Work that only the record of its span still holds."""
-    entry = OpenWork(object(), (), is_p2p=False)
-    return next(count for count in range(1, 8) if not _is_held_elsewhere(entry, count))
-
-
 class OperationSpans:
     """The operations that are under way. ``wait`` is ``Work.wait`` as torch has it; ``cuda`` is `torch.cuda` or None.
 
     On a CPU one thread waits for the asynchronous collectives, in the order of their issue, and notes their true end;
     a p2p Work may have one waiter only, so its end is noted when somebody waits for it. On CUDA an operation is timed
     on a probe stream of its group, which carries no work: it waits for what the operation waits for, and for its end.
+    What cannot be timed there is in flight until somebody has waited for it, or holds it no more.
     """
 
     def __init__(self, recorder: Recorder | NullRecorder, groups: Groups, wait: Wait, cuda: Any = None) -> None:
@@ -61,7 +40,7 @@ class OperationSpans:
         self._queue: queue.SimpleQueue[OpenWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._probes: dict[int, Any] = {}
-        self._one_holder = _references_of_one_holder()
+        self._one_holder = references_of_one_holder()
 
     # -- issuing ------------------------------------------------------------------------------------------------
 
@@ -94,26 +73,32 @@ class OperationSpans:
         )
 
     def launched(
-        self, span: Any, work: Any, *, is_p2p: bool = False, waits_at_once: bool = False, probe: Any = None
+        self,
+        span: Any,
+        work: Any,
+        *,
+        is_p2p: bool = False,
+        waits_at_once: bool = False,
+        probe: Any = None,
+        on_device: bool = False,
     ) -> OpenWork | None:
         """The operation was issued and has given its Work; None where it is part of a coalesced one.
 
-        ``waits_at_once`` tells that the caller goes on to wait; ``probe`` is the stream that `begin` was given.
+        ``waits_at_once`` tells that the caller goes on to wait; ``probe`` is the stream that `begin` was given, None
+        where the operation runs on the host or (``on_device``) nobody can time it.
         """
         batch = getattr(self._local, "batch", None)
         if batch is not None:
-            batch.append((span, is_p2p, probe))
+            batch.append((span, is_p2p, probe, on_device))
             return None
-        return self._register(work, (span,), is_p2p=is_p2p, waits_at_once=waits_at_once, probe=probe)
+        entry = OpenWork(work, (span,), is_p2p=is_p2p)
+        self._register(entry, watched=not waits_at_once, probe=probe, on_device=on_device)
+        return entry
 
     @property
     def times_device(self) -> bool:
         """Whether the recorder has found the device by now."""
         return self._cuda is not None and getattr(self._recorder, "device", None) is not None
-
-    def unmeasured(self, span: Any) -> None:
-        """Nobody can tell when the operation ends."""
-        self._recorder.give_up(span)  # type: ignore[union-attr]
 
     def wait_begins(self, span: Any) -> None:
         """The operation gives no Work: its caller waits from here on until `complete`."""
@@ -128,16 +113,24 @@ class OperationSpans:
         """The operation could not be issued."""
         self._recorder.abandon(span)
 
-    def _register(
-        self, work: Any, spans: Sequence[Any], *, is_p2p: bool, waits_at_once: bool, probe: Any
-    ) -> OpenWork | None:
-        entry = OpenWork(work, spans, is_p2p=is_p2p)
-        if probe is not None and not self._end_on_probe(entry, probe):
-            return None
-        self._open[id(work)] = entry
-        if probe is None and not is_p2p and not waits_at_once:
+    def _abandon(self, spans: Sequence[Any]) -> None:
+        for span in spans:
+            self._recorder.abandon(span)
+
+    def _unmeasured(self, spans: Sequence[Any]) -> None:
+        """The operations are over, and nobody can tell since when."""
+        for span in spans:
+            self._recorder.completed(span)  # type: ignore[union-attr]
+            self._recorder.give_up(span)  # type: ignore[union-attr]
+
+    def _register(self, entry: OpenWork, *, watched: bool, probe: Any, on_device: bool) -> None:
+        if probe is not None:
+            self._end_on_probe(entry, probe)
+        else:
+            entry.is_blind = on_device
+        self._open[id(entry.work)] = entry
+        if probe is None and not on_device and not entry.is_p2p and watched:
             self._watch(entry)
-        return entry
 
     # -- coalescing ---------------------------------------------------------------------------------------------
 
@@ -147,14 +140,15 @@ class OperationSpans:
 
     def end_batch(self, work: Any) -> None:
         """The Work of all operations since `start_batch`; None where the library gives none."""
-        batch: list[tuple[Any, bool, Any]] = getattr(self._local, "batch", None) or []
+        batch: list[tuple[Any, bool, Any, bool]] = getattr(self._local, "batch", None) or []
         self._local.batch = None
-        spans = [span for span, _, _ in batch]
+        spans = [span for span, *_ in batch]
         if spans and work is not None:
-            is_p2p = any(p2p for _, p2p, _ in batch)
-            self._register(work, spans, is_p2p=is_p2p, waits_at_once=False, probe=batch[0][2])
-        for span in spans if work is None else ():
-            self._recorder.abandon(span)
+            entry = OpenWork(work, spans, is_p2p=any(is_p2p for _, is_p2p, *_ in batch))
+            _, _, probe, on_device = batch[0]
+            self._register(entry, watched=True, probe=probe, on_device=on_device)
+        elif work is None:
+            self._abandon(spans)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -164,6 +158,11 @@ class OperationSpans:
         if entry is None:
             return self._wait(work, *arguments, **named)
         return self._timed(entry, lambda: self._wait(work, *arguments, **named))
+
+    def wait_at_once(self, entry: OpenWork) -> None:
+        """Wait for an operation in the stead of C++, which is about to; that gets the error, if there is one."""
+        with contextlib.suppress(RuntimeError):
+            self.wait(entry.work)
 
     def note_native_wait(self, entry: OpenWork, tensors: Any = ()) -> None:
         """Somebody waits who holds no Work in Python: DDP's reducer, or who waits for the tensors of the results."""
@@ -195,15 +194,13 @@ class OperationSpans:
 
     def _end(self, entry: OpenWork, began_ns: int) -> None:
         recorder = self._recorder
-        if entry.is_p2p and not entry.has_ended and self._is_vague(entry, began_ns):
-            for span in entry.spans:
-                self.unmeasured(span)
+        if entry.is_blind or (entry.is_p2p and not entry.has_ended and self._is_vague(entry, began_ns)):
+            self._unmeasured(entry.spans)
             return
         self._note_end(entry)
         first, *others = entry.spans
         recorder.wait_end(first)
-        for span in others:  # the same wait must not count twice
-            recorder.abandon(span)
+        self._abandon(others)  # the same wait must not count twice
 
     @staticmethod
     def _is_vague(entry: OpenWork, began_ns: int) -> bool:
@@ -225,14 +222,12 @@ class OperationSpans:
         """Complete the records of operations that this thread issued and that nobody can wait for any more."""
         own = threading.get_ident()
         for key, entry in list(self._open.items()):
-            if entry.thread != own or entry.waits_in_native or _is_held_elsewhere(entry, self._one_holder):
+            if entry.thread != own or entry.waits_in_native or is_held_elsewhere(entry, self._one_holder):
                 continue
             if entry.has_ended:
-                for span in entry.spans:
-                    self._recorder.abandon(span)
-            elif entry.is_p2p:
-                for span in entry.spans:
-                    self.unmeasured(span)
+                self._abandon(entry.spans)
+            elif entry.is_p2p or entry.is_blind:
+                self._unmeasured(entry.spans)
             else:
                 continue
             self._open.pop(key, None)
@@ -261,8 +256,7 @@ class OperationSpans:
             self._thread.join(timeout=1)
         for entry in self._open.values():
             if entry.has_ended:
-                for span in entry.spans:
-                    self._recorder.abandon(span)
+                self._abandon(entry.spans)
         self._open.clear()
 
     # -- ends on a device ---------------------------------------------------------------------------------------
@@ -275,9 +269,8 @@ class OperationSpans:
         probe.wait_stream(self._cuda.current_stream())
         return probe
 
-    def _end_on_probe(self, entry: OpenWork, probe: Any) -> bool:
+    def _end_on_probe(self, entry: OpenWork, probe: Any) -> None:
         """Mark the end on the probe stream. Its future is waited for, not the Work, which would free its tensors."""
-        entry.has_ended = True
         try:
             with self._cuda.stream(probe):
                 future = entry.work.get_future()
@@ -286,10 +279,6 @@ class OperationSpans:
                     future.wait()
         except RuntimeError:  # no future
             is_enqueued = False
-        if not is_enqueued:
-            for span in entry.spans:
-                self.unmeasured(span)
-            return False
-        for span in entry.spans:
+        entry.is_blind, entry.has_ended = not is_enqueued, is_enqueued
+        for span in entry.spans if is_enqueued else ():
             self._recorder.end_async(span)
-        return True

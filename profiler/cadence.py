@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 
 from .errors import UsageError
 from .topology import stable_id
 
+log = logging.getLogger(__name__)
+
 DEFAULT_SHADOW_EVERY = 20
 """`megascope.init` leaves the timings out in one step of so many, to measure what they cost."""
 
 SAMPLE_VARIABLE, SHADOW_VARIABLE = "MEGASCOPE_SAMPLE", "MEGASCOPE_SHADOW"
+
+_OFF, _ON = frozenset({"0", "off", "no", "none", "false"}), frozenset({"1", "on", "yes", "true"})
+_MAX_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +54,27 @@ class Cadence:
 def chosen(run: str, sample: int | None = None, shadow_every: int | None = None) -> Cadence:
     """The cadence that was asked for: by argument, else by ``$MEGASCOPE_SAMPLE`` and ``$MEGASCOPE_SHADOW``.
 
-    Raises UsageError for what is no count.
+    Raises UsageError for an argument that is no count. The environment stops no training: what cannot be meant there
+    is warned of, and the default taken.
     """
     return Cadence(
         run,
-        _count(SAMPLE_VARIABLE, 1) if sample is None else sample,
-        _count(SHADOW_VARIABLE, DEFAULT_SHADOW_EVERY) if shadow_every is None else shadow_every,
+        _from_environment(SAMPLE_VARIABLE, off=1, on=1, least=1) if sample is None else sample,
+        _from_environment(SHADOW_VARIABLE, off=0, on=DEFAULT_SHADOW_EVERY, least=2)
+        if shadow_every is None
+        else shadow_every,
     )
 
 
-def _count(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal():
-        raise UsageError(f"${variable} is {text[:40]!r}: give a number of steps.")
-    return int(text)
+def _from_environment(variable: str, *, off: int, on: int, least: int) -> int:
+    """A variable's number of steps: ``off`` for 0, off, no, none, false; ``on`` for 1, on, yes, true, or nothing."""
+    text = os.environ.get(variable, "").strip().lower()
+    if text in _OFF:
+        return off
+    if not text or text in _ON:
+        return on
+    count = int(text) if text.isdecimal() and len(text) < _MAX_DIGITS else 0
+    if count < least:
+        log.warning("$%s is %r, which is no number of steps: %d is taken.", variable, text[:40], on)
+        return on
+    return count

@@ -167,9 +167,12 @@ def start_exchange(
 ) -> threading.Thread:
     """Take part in the exchange on a thread of its own: rank 0 answers, the others ask. It never holds up training.
 
-    ``find_store`` gives the job's rendezvous store (``set``, ``get``, ``check``), None while there is none; its calls
-    here never wait. ``done`` gets the result: of rank 0, once somebody asked, that it is the reference. Where nothing
-    comes of it, nothing happens: hosts are aligned by the ends of what they do together all the same.
+    Rank 0 names its host; the first process of each other host says that it wants to ask; only then does rank 0 listen.
+    So nobody listens on a job of one host.
+
+    ``find_store`` gives the job's rendezvous store (``set``, ``get``, ``add``, ``check``), None while there is none;
+    its calls here never wait. ``done`` gets the result: of rank 0, once somebody asked, that it is the reference. Where
+    nothing comes of it, nothing happens: hosts are aligned by the ends of what they do together all the same.
     """
     thread = threading.Thread(
         target=_take_part, args=(party, find_store, done, time.monotonic() + patience_s), name="megascope-clock",
@@ -180,11 +183,19 @@ def start_exchange(
 
 
 def join_exchange(recorder: Recorder, who: Identity) -> None:
-    """Take part for a rank's host: rank 0, and local rank 0 of every other host; nothing on a job of one host."""
-    if who.world_size <= who.local_world_size or who.local_rank != 0 or recorder.spool is None:
+    """Take part for a rank's host: rank 0, and local rank 0 of every other host; nothing on a job of one host.
+
+    Where the launcher does not say how many ranks a host has (srun, mpirun), all take part: see `start_exchange`.
+    """
+    if who.world_size <= 1 or recorder.spool is None:
         return
-    folder = opening.attempt_folder(recorder.spool, who.run, who.attempt)
-    base_ns = opening.clock_base_ns(folder)
+    if "LOCAL_WORLD_SIZE" in os.environ and (who.world_size <= who.local_world_size or who.local_rank != 0):
+        return
+    try:
+        base_ns = opening.clock_base_ns(opening.attempt_folder(recorder.spool, who.run, who.attempt))
+    except OSError as error:
+        log.debug("No exchange about clocks: %s", error)
+        return
 
     def write(found: Exchange) -> None:
         recorder.clock(found.reference, found.moment_ns - base_ns, found.offset_ns, found.uncertainty_ns)
@@ -200,19 +211,26 @@ def _take_part(party: Party, find_store: Callable[[], Any], done: Callable[[Exch
         if store is None:
             return
         if party.rank == 0:
+            store.set(f"{key}/host", party.host)
+            if not _patiently(lambda: store.check([f"{key}/asked"]), until):
+                return
             with open_server() as server:
                 token = secrets.token_bytes(_TOKEN_BYTES)
                 store.set(key, json.dumps([party.host, _own_addresses(), server.getsockname()[1], token.hex()]))
                 reference = Exchange(party.host, party.clock(), 0, 0, 0)
                 answer(server, token, party.clock, until, lambda: done(reference))
             return
+        if not _patiently(lambda: store.check([f"{key}/host"]), until):
+            return
+        if store.get(f"{key}/host").decode() == party.host or store.add(f"{key}/of/{party.host}", 1) > 1:
+            return
+        store.set(f"{key}/asked", "1")
         if not _patiently(lambda: store.check([key]), until):
             return
         host, addresses, port, token_hex = json.loads(store.get(key))
-        if host != party.host:
-            found = ask(addresses, int(port), bytes.fromhex(token_hex), party.clock, host)
-            if found is not None:
-                done(found)
+        found = ask(addresses, int(port), bytes.fromhex(token_hex), party.clock, host)
+        if found is not None:
+            done(found)
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # a store that went away is no news here
         log.debug("No exchange about clocks: %s", error)
 

@@ -38,6 +38,9 @@ OK = 0
 Token = int | Span
 """What `begin` gives and `end` takes: when the span began, or the span itself where it has a slot of its own."""
 
+NO_SPAN = 0
+"""Stands for a token where no span was begun, as in compiled code; `end` ignores it, and None."""
+
 
 class Begin(Protocol):
     """Begins a span on this thread, inside the thread's innermost open one."""
@@ -47,7 +50,7 @@ class Begin(Protocol):
 
 
 class End(Protocol):
-    """Ends a span, on any thread; a second end does nothing."""
+    """Ends a span, on any thread; a second end does nothing, nor does that of `NO_SPAN` or None."""
 
     def __call__(self, token: Token, status: int = ...) -> None:
         """``status`` is a code of `STATUS_CODES`; a span with another one than OK is no measurement of its work."""
@@ -124,13 +127,16 @@ def hot_path(slow: SlowPath, local: threading.local, box: mmap.mmap, free_slots:
             else:
                 slow.end_otherwise(writer, token, now, status)
             return
+        try:
+            duration = now - token
+        except TypeError:  # None, where nothing was begun
+            return
         writer.leaf = None
         place = writer.place
+        writer.top.child_ns += duration
         if is_quiet:
             words[place >> 3] = 0
             return
-        duration = now - token
-        writer.top.child_ns += duration
         lap, following = writer.lap, place + RECORD_BYTES
         if following == writer.limit:
             following = writer.first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import sys
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+log = logging.getLogger(__name__)
 
 RUN_VARIABLE = "MEGASCOPE_RUN"
 ATTEMPT_VARIABLE = "MEGASCOPE_ATTEMPT"
@@ -49,15 +52,37 @@ def identify(
     env = os.environ if environment is None else environment
     rank, world_size = int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1))
     local_rank = int(env.get("LOCAL_RANK", rank))
-    run = run or env.get(RUN_VARIABLE)
+    run = run or _given_run(env.get(RUN_VARIABLE), RUN_VARIABLE)
     if attempt is None and ATTEMPT_VARIABLE in env:
-        attempt = int(env[ATTEMPT_VARIABLE])
+        attempt = _given_attempt(env[ATTEMPT_VARIABLE])
     torchrun = env.get("TORCHELASTIC_RUN_ID", "none")
     if run is None and torchrun != "none":
-        run = torchrun
+        run = _given_run(torchrun, "TORCHELASTIC_RUN_ID")
     if run is None or attempt is None:
         run, attempt = _mint(run, attempt, rank, world_size, env, next_attempt, prefix)
     return Identity(run, attempt, rank, world_size, local_rank, int(env.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a run can be called so: it names a folder."""
+    return bool(name) and name not in {".", ".."} and len(name.encode()) <= 200 and not set(name) & set("/\\\0\n=")
+
+
+def _given_run(name: str | None, variable: str) -> str | None:
+    """A run's name from the environment, which stops no training: what cannot be in a name is replaced by dashes."""
+    if not name or is_run_name(name):
+        return name or None
+    usable = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:50].strip(".") or "run"
+    log.warning("$%s is %r, which cannot be a run's name: this run is called %s.", variable, name[:80], usable)
+    return usable
+
+
+def _given_attempt(text: str) -> int | None:
+    """The number of an attempt from the environment, which stops no training: None where it is none."""
+    if text.strip().isdecimal():
+        return int(text)
+    log.warning("$%s is %r, which is no number: this attempt gets the next free one.", ATTEMPT_VARIABLE, text[:40])
+    return None
 
 
 def _mint(

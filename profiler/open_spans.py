@@ -136,18 +136,19 @@ def leaked(spans: Iterable[Span], step: int) -> list[Span]:
     return of_segment[: (count + 1) // 2] if count > 1 else []
 
 
-def unlink(writer: Writer, span: Span) -> None:
+def unlink(writer: Writer, span: Span) -> Span | None:
     """Take a span out of a thread's stack, from its middle too: spans may overlap without nesting.
 
-    What another thread ended while this one began a child goes with it.
+    What another thread ended while this one began a child goes with it. Returns the span just inside it, if any.
     """
     inner = writer.top
     while inner.parent is not None and inner is not span:
         if inner.parent is span:
             inner.parent = span.parent
-            return
+            return inner
         inner = inner.parent
     if writer.top is span and span.parent is not None:
         writer.top = span.parent
     while writer.top.parent is not None and not writer.top.is_open:
         writer.top = writer.top.parent
+    return None

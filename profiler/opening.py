@@ -24,9 +24,11 @@ from .cadence import Cadence
 from .calibration import recorder_span_ns
 from .device_clock import CudaTimer
 from .errors import UsageError
+from .identity import is_run_name
 from .metadata import MetadataKind, MetadataWriter
 from .null import NullRecorder
-from .recorder import Recorder
+from .patching import Undo, replace
+from .recorder import AnyRecorder, Recorder
 from .topology import stable_id
 
 log = logging.getLogger(__name__)
@@ -82,12 +84,12 @@ def attempt_folder(spool: Path, run: str, attempt: int) -> Path:
 
     Raises UsageError for a name that cannot be a folder's.
     """
-    if not run or run in {".", ".."} or len(run.encode()) > 200 or any(c in "/\\\0\n=" for c in run):
+    if not is_run_name(run):
         raise UsageError(f"The run name {run[:80]!r} cannot be used: give one without '/', '=' and line breaks.")
     return spool / run / str(attempt)
 
 
-def open_recorder(settings: RecorderSettings) -> Recorder | NullRecorder:
+def open_recorder(settings: RecorderSettings) -> AnyRecorder:
     """Open a rank's recorder. Where no space can be had, warn and return one that is off: training goes on."""
     problem: OSError | None = None
     for spool in (settings.spool, fallback_spool(settings.spool)):
@@ -164,11 +166,12 @@ def find_device(recorder: Recorder, metadata: MetadataWriter, header: Mapping[st
         recorder.find_device = None
         try:
             timer = CudaTimer(torch.cuda, recorder)
-            pause_during_captures(torch.cuda.CUDAGraph, timer)
+            recorder.release_device = pause_during_captures(torch.cuda.CUDAGraph, timer)
             uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
             metadata.write(MetadataKind.HEADER, {**header, "device": device_name(uuid)})
         except (RuntimeError, OSError) as error:
             log.warning("The device cannot be timed (%s): segments are timed by the host's clock.", error)
+            recorder.release_device()
             return
         recorder.device = timer
         timer.start_thread()
@@ -177,27 +180,41 @@ def find_device(recorder: Recorder, metadata: MetadataWriter, header: Mapping[st
     attach()
 
 
-def pause_during_captures(graph: Any, timer: CudaTimer) -> None:
-    """Hold the timer while a CUDA graph is captured. ``graph`` is `torch.cuda.CUDAGraph`, or has its two methods."""
+def pause_during_captures(graph: Any, timer: CudaTimer) -> Undo:
+    """Hold the timer while a CUDA graph is captured. ``graph`` is `torch.cuda.CUDAGraph`, or has its two methods.
+
+    Needed wherever a device is timed, whatever else is recorded: a query from another thread would break the capture.
+    """
     begin, end = graph.capture_begin, graph.capture_end
+    held: set[int] = set()
 
     @functools.wraps(begin)
-    def capture_begin(*args: Any, **kwargs: Any) -> Any:
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         timer.hold()
         try:
-            return begin(*args, **kwargs)
+            result = begin(self, *args, **kwargs)
         except BaseException:
             timer.release()
             raise
+        held.add(id(self))
+        return result
 
     @functools.wraps(end)
-    def capture_end(*args: Any, **kwargs: Any) -> Any:
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return end(*args, **kwargs)
+            return end(self, *args, **kwargs)
         finally:
-            timer.release()
+            if id(self) in held:  # not one that began before these wrappers were there
+                held.discard(id(self))
+                timer.release()
 
-    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+    undone = [replace(graph, "capture_begin", capture_begin), replace(graph, "capture_end", capture_end)]
+
+    def undo() -> None:
+        for each in undone:
+            each()
+
+    return undo
 
 
 def device_name(uuid: str | None) -> str | None:
@@ -264,11 +281,12 @@ def clock_base_ns(folder: Path) -> int:
         for name in ("clock.json", f"clock-{boot[:8]}.json"):
             with contextlib.suppress(FileExistsError):
                 os.link(own, folder / name)
-            stored = json.loads((folder / name).read_text())
-            if stored["boot"] == boot:
-                return int(stored["clock_base_ns"])
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged file is as one of another boot
+                stored = json.loads((folder / name).read_text())
+                if stored["boot"] == boot:
+                    return int(stored["clock_base_ns"])
     finally:
-        own.unlink()
+        own.unlink(missing_ok=True)
     return base_ns
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 from operator import index
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from .box_format import (
 from .cadence import Cadence
 from .hot_path import OK, Begin, End, Token
 from .metadata import MetadataKind, MetadataWriter
+from .null import NullRecorder
 from .ring_writer import ABORTED, RingWriter, now_ns
 from .span import Span
 
@@ -134,16 +136,17 @@ class Recorder(RingWriter):
             top.child_ns += exposed
         self.abandon(span, exposed)
 
-    def abandon(self, span: Span, exposed_ns: int = ABSENT_I64) -> None:
-        """Complete the record of an operation that nobody will wait for."""
+    def abandon(self, span: Span, exposed_ns: int = ABSENT_I64, status: int = OK) -> None:
+        """Complete the record of an operation that nobody will wait for. ``status`` is that of one that has ended."""
         if span.on_device:
+            span.status = status
             self._mark(span, "", None, last=True)
             return
         end_ns = span.end_ns
         if end_ns is None:
             self._finish(span, span.begun_ns, ABSENT_I64, 0, exposed_ns, ABORTED)
         else:
-            self._finish(span, span.begun_ns, end_ns - span.begun_ns, 0, exposed_ns, OK)
+            self._finish(span, span.begun_ns, end_ns - span.begun_ns, 0, exposed_ns, status)
 
     def innermost(self) -> Span | None:
         """The innermost open span of the calling thread.
@@ -175,7 +178,7 @@ class Recorder(RingWriter):
 
     def _enter(self, number: int | None, is_quiet: bool) -> None:
         if is_quiet is not self._is_quiet:
-            for writer in list(self._writers):  # what is open keeps what its own step says
+            for writer in self.writers():  # what is open keeps what its own step says
                 self._empty_ring(writer)
         self._step, self._is_quiet = number, is_quiet
         self._set_step(ABSENT_I64 if number is None else number, is_quiet)
@@ -199,9 +202,26 @@ class Recorder(RingWriter):
         if self.device is not None:
             self.device.close()
             self.device = None
+        self.release_device()
         now = now_ns()
         self._close_step(now)
         self._write_metadata(MetadataKind.EXIT, {"reason": reason, "moment_ns": now})
         self._words[WORD_STATE] = STATE_CLOSED
         self._metadata.close()
         self._steps.close()
+
+    def detach(self) -> None:
+        """After a fork, in the child: write to memory that nobody reads, never to the parent's box."""
+        self._map = mmap.mmap(-1, self.layout.total_bytes)
+        self._words = memoryview(self._map).cast("q")
+        self._words[WORD_STATE] = STATE_CLOSED
+        self._set_box(self._map)
+        self._metadata.close()
+        self._steps.close()
+        self._device = self.find_device = None
+        self.release_device()
+        self._setup_lock = threading.RLock()  # another thread of the parent may have held it
+
+
+AnyRecorder = Recorder | NullRecorder
+"""A recorder that is on or off."""

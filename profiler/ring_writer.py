@@ -27,13 +27,12 @@ from .box_format import (
     NO_FACTS,
     PLAIN,
     RECORD_BYTES,
-    STATE_CLOSED,
     STATUS_OFFSET,
-    WORD_STATE,
 )
 from .hot_path import OK, Token, hot_path
 from .metadata import MetadataKind, MetadataWriter
 from .open_spans import OpenSpans, unlink
+from .patching import Undo
 from .span import BLOCKED, DeviceTimer, Span, Writer
 from .vocabulary import STATUS_CODES, Status
 
@@ -52,8 +51,10 @@ class RingWriter(OpenSpans):
         self._device: DeviceTimer | None = None
         self.spool: Path | None = None
         self.find_device: Callable[[], None] | None = None
+        self.release_device: Undo = lambda: None
         self._local = threading.local()
-        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        # A list's append, remove and copy cannot be interrupted: threads come and go while others look at them.
+        self._writers: list[weakref.ref[Writer]] = []
         self._writers_made = 0
         self._shared: Writer | None = None
         self.main_writer: Writer | None = None
@@ -71,7 +72,7 @@ class RingWriter(OpenSpans):
     def device(self, timer: DeviceTimer | None) -> None:
         self._device = timer
         if timer is not None:
-            for writer in list(self._writers):
+            for writer in self.writers():
                 self._empty_ring(writer)
                 writer.leaf = BLOCKED
 
@@ -87,7 +88,7 @@ class RingWriter(OpenSpans):
             if index == last or self._device is not None:
                 writer.leaf = BLOCKED
             self._writers_made += 1
-            self._writers.add(writer)
+            self._writers.append(weakref.ref(writer, self._writers.remove))
             if threading.current_thread() is threading.main_thread():
                 self.main_writer = writer
             self._local.writer = writer
@@ -108,7 +109,7 @@ class RingWriter(OpenSpans):
 
     def writers(self) -> list[Writer]:
         """The threads that have recorded anything and still run."""
-        return list(self._writers)
+        return [writer for each in self._writers.copy() if (writer := each()) is not None]
 
     def abort(self, span: Span) -> None:
         """Write a span that is no longer open without its times."""
@@ -177,18 +178,19 @@ class RingWriter(OpenSpans):
     # -- from the slot, or from the ring itself, to the ring ----------------------------------------------------
 
     def end_otherwise(self, writer: Writer, token: Token, now: int, status: int) -> None:
-        """End a span that is not the calling thread's leaf, or not well."""
+        """End a span that is not the calling thread's leaf, or not well; nothing where there is none."""
+        if not token:
+            return
         if isinstance(token, Span):
             self._end_slotted(token, now, status)
         elif writer.leaf == token:
             # As in `hot_path`: no call but the last.
             writer.leaf = None
-            place = writer.place
+            place, duration = writer.place, now - token
+            writer.top.child_ns += duration
             if self._is_quiet:
                 self._words[place >> 3] = 0
                 return
-            duration = now - token
-            writer.top.child_ns += duration
             lap, following = writer.lap, place + RECORD_BYTES
             if following == writer.limit:
                 following = writer.first
@@ -201,7 +203,7 @@ class RingWriter(OpenSpans):
 
     def _find(self, writer: Writer, begun_ns: int) -> Span | None:
         """The open span that began then, on this thread or on another."""
-        for each in (writer, *self._writers):
+        for each in (writer, *self.writers()):
             if each.leaf == begun_ns:
                 self._promote(each)
             span: Span | None = each.top
@@ -212,13 +214,18 @@ class RingWriter(OpenSpans):
         return None
 
     def _end_slotted(self, span: Span, now: int, status: int) -> None:
+        if span.writer.leaf is not None:
+            self._empty_ring(span.writer)
         if not span.is_open:
             return
-        unlink(span.writer, span)
+        inner = unlink(span.writer, span)
         duration = now - span.begun_ns
-        parent = span.parent
+        parent, overlap = span.parent, 0
+        if inner is not None and inner.is_open and not inner.on_device and not span.on_device:
+            overlap = now - inner.begun_ns  # in which a span ran that goes on: its own, and no other's
+            span.child_ns += overlap
         if parent is not None and not parent.on_device:
-            parent.child_ns += duration
+            parent.child_ns += duration - overlap
         if span.on_device:
             span.status = status
             self._mark(span, "end_ns", span.cuda_stream, last=True)
@@ -272,6 +279,7 @@ class RingWriter(OpenSpans):
     def lose_device(self) -> None:
         """The device timer failed for good: from here on segments are timed by the host's clock."""
         self._device = self.find_device = None
+        self.release_device()
 
     def finish_device_span(self, span: Span) -> None:
         """Write a span whose events have all been resolved; called by the device timer, off the hot path."""
@@ -286,14 +294,3 @@ class RingWriter(OpenSpans):
             self._streams.add(index)
             self._write_metadata(MetadataKind.STREAM, {"index": index, "name": name})
         return index
-
-    def detach(self) -> None:
-        """After a fork, in the child: write to memory that nobody reads, never to the parent's box."""
-        self._map = mmap.mmap(-1, self.layout.total_bytes)
-        self._words = memoryview(self._map).cast("q")
-        self._words[WORD_STATE] = STATE_CLOSED
-        self._set_box(self._map)
-        self._metadata.close()
-        self._steps.close()
-        self._device = self.find_device = None
-        self._setup_lock = threading.RLock()  # another thread of the parent may have held it

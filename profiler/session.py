@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from .agent_process import HostAgent, serve_fallback
@@ -20,7 +17,7 @@ from .automatic_data import TimedLoader
 from .box import ABSENT_I16, ABSENT_I32
 from .cadence import chosen as chosen_cadence
 from .clock_exchange import join_exchange
-from .hot_path import OK
+from .hot_path import NO_SPAN, OK
 from .identity import identify, next_attempt_in
 from .null import NullRecorder
 from .opening import RecorderSettings, default_spool, open_recorder
@@ -65,8 +62,8 @@ def init(
     recorder that is there.
 
     ``automatic`` chooses what is recorded without a word in the code (`Automatic`): all by default, or as
-    ``$MEGASCOPE_AUTOMATIC`` says: names such as "gc,collectives", "none", or "-gc" for all but one. UsageError for a
-    name that is none.
+    ``$MEGASCOPE_AUTOMATIC`` says: names such as "gc,collectives", "none", or "-gc" for all but one. UsageError for an
+    argument that makes no sense; what makes none in the environment is warned of, and the default taken.
 
     Spans are timed in every ``sample``-th step (``$MEGASCOPE_SAMPLE``, else all), and in none of one step in
     ``shadow_every`` (``$MEGASCOPE_SHADOW``, else 20; 0: never), to measure what recording costs; what is in flight is
@@ -254,7 +251,7 @@ def _no_segment(
 
 
 def _no_begin(name: str, *, kind: SegmentKind | str = SegmentKind.COMPUTE, microbatch: int | None = None) -> Any:
-    return None
+    return NO_SPAN
 
 
 def _no_end(span: Any) -> None:
@@ -268,21 +265,6 @@ _IN_COMPILED_CODE: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def _exception_hook(
-    previous: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
-) -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
-    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> Any:
-        with contextlib.suppress(Exception):
-            if issubclass(kind, KeyboardInterrupt):
-                shutdown("interrupted")
-            else:
-                _recorder.exception(error)
-                shutdown("exception")
-        return previous(kind, error, traceback)
-
-    return hook
-
-
 def _detach_after_fork() -> None:
     global _agent, _automatic, _recorder
     automatic, _automatic = _automatic, None
@@ -294,6 +276,5 @@ def _detach_after_fork() -> None:
         automatic.close()
 
 
-sys.excepthook = _exception_hook(sys.excepthook)
 atexit.register(_exited)
 os.register_at_fork(after_in_child=_detach_after_fork)

@@ -14,14 +14,12 @@ import torch.distributed as dist
 
 from ..profiler.box import ABSENT_I16, ABSENT_I32
 from ..profiler.c10d_groups import ignore_group
-from ..profiler.null import NullRecorder
-from ..profiler.recorder import Recorder
+from ..profiler.recorder import AnyRecorder
 from ..profiler.vocabulary import SegmentKind
 from .faults import FaultSwitches
 from .handle import Handle, explain
 from .staging import HostStage, Operation
 
-AnyRecorder = Recorder | NullRecorder
 Launch = Callable[[bool], Any]
 """Issues an operation: with True it returns a Work, with False it runs on the current stream (or blocks); staged, it
 returns the event of its results."""

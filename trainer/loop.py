@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..profiler.recorder import AnyRecorder
 from .checkpoint import Checkpointer
-from .comm import AnyRecorder, Funnel, Traffic
+from .comm import Funnel, Traffic
 from .config import Backend, TrainConfig
 from .corpus import encode, read_text, train_tokenizer
 from .data import Batches, Loader, Split

@@ -21,10 +21,9 @@ from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.identity import RUN_VARIABLE, identify, next_attempt_in
 from ..profiler.null import NullRecorder
 from ..profiler.opening import RecorderSettings, default_spool, open_recorder
-from ..profiler.recorder import Recorder
+from ..profiler.recorder import AnyRecorder, Recorder
 from ..profiler.session import install, shutdown
 from ..profiler.vocabulary import SegmentKind
-from .comm import AnyRecorder
 from .config import Backend, TrainConfig
 from .inputs import check_inputs
 from .loop import Progress, Trainer, TrainResult

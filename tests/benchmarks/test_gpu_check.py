@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu_check, gpu_training
 from megascope.profiler.device_clock import CudaTimer
@@ -65,6 +71,84 @@ def test_what_synchronises_is_reported(recorded: Recorded) -> None:
     assert check == {"ok": False, "error": "called a synchronizing CUDA operation"}
     assert modes == ["error", "default"] * 2
     recorded.recorder.close()
+
+
+def test_each_part_is_looked_at_by_itself(recorded: Recorded) -> None:
+    class Cuda:
+        set_sync_debug_mode = staticmethod(lambda mode: None)
+
+    numbers: list[int] = []
+
+    def wait(number: int) -> None:
+        raise RuntimeError("called a synchronizing CUDA operation\nand more")
+
+    parts = {"reads": wait, "step": numbers.append}
+    check = gpu_check.nothing_synchronises(Cuda, recorded.recorder, lambda: None, parts)
+    assert numbers == list(range(gpu_check.STEPS))
+    assert check["ok"] is False
+    assert check["parts"] == {"reads": "called a synchronizing CUDA operation", "step": "ok"}
+    recorded.recorder.close()
+
+
+def test_the_automatic_parts_run_on_another_backend(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the device: gloo for NCCL, tensors of the CPU, and a graph that repeats a call."""
+    calls: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            calls.append("replay")
+
+    real: Any = torch.distributed
+    stand_in = SimpleNamespace(
+        ones=lambda size, device: torch.ones(size),
+        cuda=SimpleNamespace(
+            CUDAGraph=Graph, graph=lambda graph: contextlib.nullcontext(), synchronize=lambda: calls.append("wait")
+        ),
+        distributed=SimpleNamespace(
+            HashStore=real.HashStore,
+            all_reduce=real.all_reduce,
+            destroy_process_group=real.destroy_process_group,
+            init_process_group=lambda backend, **named: real.init_process_group("gloo", **named),
+        ),
+    )
+    with gpu_check.automatic_parts(stand_in, recorded.recorder, lambda: calls.append("captured")) as parts:
+        assert calls == ["captured", "replay", "wait"]
+        for part in parts.values():
+            part(1)
+    assert set(parts) == {"step", "all_reduce", "async_all_reduce", "graph_replay"}
+    segments = {line["name"] for line in recorded.metadata() if line["kind"] == "segment"}
+    assert any("all_reduce" in name for name in segments)
+    assert not real.is_initialized()
+
+
+CAUSE = "import sys; sys.stderr.write('x' * 1_000_000 + chr(10)); open(sys.argv[1], 'w'); sys.exit('the cause')"
+CONSEQUENCE = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+time.sleep(1)
+sys.exit('a peer is gone')
+"""
+
+
+def test_the_rank_that_failed_first_is_reported(tmp_path: Path) -> None:
+    """Though it is not rank 0, and though it says more than a pipe holds."""
+    script = "import os\nexec(os.environ['SCRIPT'])"
+    environments = [{**os.environ, "SCRIPT": each} for each in (CONSEQUENCE, CAUSE)]
+    command = [sys.executable, "-c", script, str(tmp_path / "mark")]
+    assert gpu_training.first_error(command, environments, tmp_path, 30.0) == "the cause"
+    idle = [{**os.environ, "SCRIPT": "import time; time.sleep(60)"}]
+    assert gpu_training.first_error(command, idle, tmp_path, 0.3) == "not done after 0 s"
+    assert gpu_training.first_error(command, [{**os.environ, "SCRIPT": ""}], tmp_path, 30.0) == ""
+
+
+def test_only_waits_for_the_device_are_counted() -> None:
+    with warnings.catch_warnings(record=True) as others, gpu_training.counted_waits() as waits:
+        warnings.simplefilter("always")
+        for text in (*[gpu_training.SYNCHRONISING + " (Triggered internally)"] * 3, "something else"):
+            warnings.warn(text, stacklevel=1)
+    assert waits == [3]
+    assert [str(other.message) for other in others] == ["something else"]
 
 
 def test_the_overhead_is_paired_and_has_an_interval(recorded: Recorded) -> None:

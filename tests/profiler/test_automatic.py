@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +20,9 @@ import pytest
 
 import megascope
 from megascope.profiler.automatic import VARIABLE, Automatic, AutomaticSpans, choose
+from megascope.profiler.automatic_data import timed_next
 from megascope.profiler.automatic_exit import MAX_TEXT, describe
-from megascope.profiler.automatic_torch import install_graphs
+from megascope.profiler.automatic_torch import install_compiled, install_graphs
 from megascope.profiler.box import BoxReader
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.metadata import read_metadata
@@ -75,11 +79,16 @@ def test_a_setting_names_what_is_recorded(setting: Any, expected: set[Automatic]
     assert choose(setting) == expected
 
 
-def test_the_environment_is_asked_where_the_code_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_asked_where_the_code_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert choose(None) == set(Automatic)
     monkeypatch.setenv(VARIABLE, "none")
     assert choose(None) == set()
+    monkeypatch.setenv(VARIABLE, "nonsense")
+    assert choose(None) == set(Automatic)
+    assert "no automatic spans called nonsense" in caplog.text
 
 
 def test_an_unknown_name_is_refused(spool: Path) -> None:
@@ -105,6 +114,7 @@ def test_off_leaves_everything_alone_and_shutdown_puts_everything_back(spool: Pa
             dataloader._BaseDataLoaderIter.__next__,
             list(gc.callbacks),
             threading.excepthook,
+            sys.excepthook,
             signal.getsignal(signal.SIGTERM),
             torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "ADInplaceOrView"),
         ]
@@ -178,6 +188,41 @@ def test_a_wrapper_made_before_init_records_after_it(spool: Path) -> None:
     assert names(spool) == ["data_wait"]
 
 
+def test_a_wrapper_is_copied_pickled_asked_and_advanced_as_what_it_wraps(spool: Path) -> None:
+    start(spool, "none")
+    loader = megascope.loader([1, 2])
+    for made in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert list(made) == [1, 2]
+    stream = megascope.loader(iter([1, 2, 3]))
+    assert [next(stream), *stream] == [1, 2, 3]
+    assert not isinstance(megascope.loader([1]), Iterator)
+    assert (bool(megascope.loader(iter([]))), bool(megascope.loader([])), bool(megascope.loader([0]))) == (
+        True,
+        False,
+        True,
+    )
+    megascope.shutdown()
+    assert names(spool) == ["data_wait"] * (3 * 3 + 4)
+
+
+def test_an_error_of_the_recorder_silences_no_later_wait() -> None:
+    class Broken(NullRecorder):
+        def segment(self, *_: Any, **__: Any) -> int:
+            raise RuntimeError("no room")
+
+    class Counting(NullRecorder):
+        begun = 0
+
+        def begin(self, *_: Any, **__: Any) -> Any:
+            self.begun += 1
+
+    counting = Counting()
+    with pytest.raises(RuntimeError):
+        timed_next(Broken(), "data_wait", lambda: 1)
+    assert timed_next(counting, "data_wait", lambda: 1) == 1
+    assert counting.begun == 1
+
+
 def test_torch_loaders_are_timed_and_stay_what_they_are(spool: Path) -> None:
     from torch.utils.data import DataLoader
 
@@ -222,6 +267,7 @@ def test_an_evaluation_lasts_from_eval_to_train_or_to_the_next_step(spool: Path)
     start(spool, "evaluation")
     megascope.step(0)
     teacher.eval()
+    torch.nn.DataParallel(model).train()
     model.eval()
     modes = [model[1].training]
     model.train()
@@ -231,6 +277,20 @@ def test_an_evaluation_lasts_from_eval_to_train_or_to_the_next_step(spool: Path)
     model.train()
     megascope.shutdown()
     assert [(name, kind) for name, kind, *_ in recorded_spans(spool)] == [("eval", "eval")] * 2
+
+
+def test_a_part_of_a_model_that_stays_in_eval_mode_is_no_evaluation(spool: Path) -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    start(spool, "evaluation")
+    for step in range(3):
+        megascope.step(step)
+        model.train()
+        model[1].eval()
+    assert not model[1].training
+    megascope.shutdown()
+    assert names(spool) == []
 
 
 # -- compiled code and graphs -----------------------------------------------------------------------------------------
@@ -284,6 +344,31 @@ def test_a_replay_of_a_graph_is_one_opaque_span_on_the_device(recorded: Recorded
     recorder.device = None
 
 
+def test_a_run_of_compiled_code_is_one_opaque_span_and_stays_in_the_time_around_it(recorded: Recorded) -> None:
+    class Compiled:
+        fx_kwargs: dict[str, bool]
+
+        def __init__(self, **kwargs: bool) -> None:
+            self.fx_kwargs = kwargs
+
+        def __call__(self, inputs: list[int]) -> list[int]:
+            time.sleep(0.02)
+            return inputs
+
+    recorder, plain = recorded.recorder, Compiled.__call__
+    undo = install_compiled(recorder, Compiled)
+    assert undo is not None
+    outer = recorder.begin(recorder.segment("step"))
+    assert Compiled()([1]) == [1]
+    assert Compiled(is_backward=True)([2]) == [2]
+    recorder.end(outer)
+    undo()
+    assert Compiled.__call__ is plain
+    lines = {line["index"]: line["name"] for line in recorded.metadata() if line["kind"] == "segment"}
+    found = [(lines[int(r["segment"])], int(r["status"]), int(r["self_ns"]) > 0.03e9) for r in recorded.spans()]
+    assert found == [("compiled_forward", OPAQUE, False), ("compiled_backward", OPAQUE, False), ("step", 0, True)]
+
+
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -296,13 +381,14 @@ def test_an_exception_that_ends_a_thread_is_a_span_and_is_still_reported(spool: 
         def fail() -> None:
             raise ValueError("bad\nbatch")
 
-        thread = threading.Thread(target=fail)
-        thread.start()
-        thread.join()
+        for target in (fail, sys.exit):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
         megascope.shutdown()
     finally:
         threading.excepthook = previous
-    assert reported == ["ValueError"]
+    assert reported == ["ValueError", "SystemExit"]  # the second ends a thread in order
     assert [(name, status) for name, _, status, _ in recorded_spans(spool)] == [
         ("exception: ValueError: bad batch", ABORTED)
     ]
@@ -330,6 +416,12 @@ mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 library.pthread_mutex_lock(mutex)
 library.pthread_mutex_lock(mutex)  # for ever, and no signal wakes it
 """
+GOES_ON = """
+signal.signal(signal.SIGTERM, lambda *_: print('noted', flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+until = time.monotonic() + 2
+while time.monotonic() < until: time.sleep(0.1)
+"""
 CHAINED = """
 old = signal.getsignal(signal.SIGTERM)
 signal.signal(signal.SIGTERM, lambda *a: (callable(old) and old(*a), print('later', flush=True), sys.exit(9)))
@@ -347,11 +439,24 @@ os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)
         (USER_HANDLER, KILL, 7, "interrupted", "mine"),
         ("", USER_HANDLER + "\n" + KILL, 7, "exited", "mine"),
         ("", CHAINED, 9, "interrupted", "later"),
+        ("", GOES_ON, 0, "exited", "noted"),
         ("", STUCK, -signal.SIGTERM, "interrupted", ""),
         ("", "raise ValueError('bad')", 1, "exception", ""),
         ("", "os._exit(4)", 4, None, ""),
     ],
-    ids=["end", "shutdown", "exit", "sigterm", "user", "user-later", "chained", "stuck", "exception", "unseen"],
+    ids=[
+        "end",
+        "shutdown",
+        "exit",
+        "sigterm",
+        "user",
+        "user-later",
+        "chained",
+        "goes-on",
+        "stuck",
+        "exception",
+        "unseen",
+    ],
 )
 def test_a_process_says_how_it_ends(
     tmp_path: Path, before: str, after: str, code: int, reason: str | None, output: str
@@ -378,6 +483,22 @@ def test_what_is_automatic_survives_a_kill(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL
     assert names(tmp_path) == ["exception: ZeroDivisionError: division by zero"]
+
+
+def test_a_forked_child_keeps_no_file_open(spool: Path) -> None:
+    def pipes() -> set[str]:
+        links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return {link for link in map(os.readlink, links) if link.startswith("pipe:")}
+
+    before = pipes()
+    start(spool, "exit")
+    assert len(pipes() - before) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os._exit(len(pipes() - before))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_forked_child_records_nothing_and_the_parent_goes_on(spool: Path) -> None:

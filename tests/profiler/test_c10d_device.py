@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from megascope.profiler import c10d_groups
+from megascope.profiler.box import BoxReader
 from megascope.profiler.c10d_groups import Groups
 from megascope.profiler.c10d_hooks import has_hooks, install_hooks, segment_name
 from megascope.profiler.c10d_spans import OperationSpans
@@ -102,6 +104,17 @@ def spans_on(recorded: Recorded, cuda: FakeCuda | None) -> OperationSpans:
     return OperationSpans(recorded.recorder, groups, lambda work: work.wait(), cuda)
 
 
+def in_flight(recorded: Recorded) -> list[tuple[int, int]]:
+    """(sequence, whether it has ended) of the operations in the box."""
+    return sorted((int(slot["sequence"]), int(slot["ended"])) for slot in BoxReader(recorded.box).slots())
+
+
+def progress(recorded: Recorded, group: int = 0) -> tuple[int, int]:
+    """The last sequence numbers that a group issued and completed."""
+    issued, completed = BoxReader(recorded.box).progress()[group]
+    return int(issued), int(completed)
+
+
 def poll(recorded: Recorded, cuda: FakeCuda, now_ms: float) -> None:
     cuda.now_ms = now_ms
     timer = recorded.recorder.device
@@ -156,9 +169,45 @@ def test_without_a_future_on_the_device_an_operation_has_no_times(
     assert track is not None
     probe = spans.probe(track)
     work = FakeWork(cuda, 20.0, has_future=has_future, is_enqueued=is_enqueued)
-    assert spans.launched(spans.begin(track, "all_reduce", 64, probe=probe), work, probe=probe) is None
+    assert spans.launched(spans.begin(track, "all_reduce", 64, probe=probe), work, probe=probe) is not None
+    assert in_flight(recorded) == [(1, 0)]
     assert spans.wait(work)
+    assert in_flight(recorded) == []
     assert [int(record["status"]) for record in recorded.spans()] == [UNMEASURED]
+    assert progress(recorded) == (1, 1)
+    spans.close()
+
+
+def test_before_the_device_is_timed_an_operation_is_in_flight_until_it_was_waited_for(
+    recorded: Recorded, world: SimpleNamespace
+) -> None:
+    spans = spans_on(recorded, FakeCuda())
+    track = spans.groups.of(world.group)
+    assert track is not None
+    assert not spans.times_device
+    works = [FakeWork(FakeCuda(), 0.0) for _ in range(2)]
+    for work in works:
+        spans.launched(spans.begin(track, "all_reduce", 64), work, on_device=True)
+    assert (in_flight(recorded), progress(recorded)) == ([(1, 0), (2, 0)], (2, 0))
+    spans.wait(works[0])
+    assert (in_flight(recorded), progress(recorded)) == ([(2, 0)], (2, 1))
+    del works, work  # nobody can wait for the second
+    spans.begin(track, "all_reduce", 64)
+    assert (in_flight(recorded), progress(recorded)) == ([(3, 0)], (3, 2))
+    assert [int(record["status"]) for record in recorded.spans()] == [UNMEASURED] * 2
+    spans.close()
+
+
+def test_a_p2p_operation_without_a_known_end_counts_as_completed(recorded: Recorded, world: SimpleNamespace) -> None:
+    spans = spans_on(recorded, None)
+    track = spans.groups.of(world.group)
+    assert track is not None
+    work = FakeWork(FakeCuda(), 0.0)
+    spans.launched(spans.begin(track, "send", 64, peer=1), work, is_p2p=True)
+    time.sleep(0.01)
+    spans.wait(work)
+    assert [int(record["status"]) for record in recorded.spans()] == [UNMEASURED]
+    assert progress(recorded, 1) == (1, 1)  # group 0 is that of all, 1 its direction upwards
     spans.close()
 
 
@@ -209,11 +258,13 @@ def test_a_hook_that_is_not_as_expected_is_a_warning_and_no_error(
     recorded: Recorded, world: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans = spans_on(recorded, None)
-    undo = install_hooks(spans, world.c10d)
+    fallen_back: list[bool] = []
+    undo = install_hooks(spans, world.c10d, fall_back=lambda: fallen_back.append(True))
     for hook in world.group.before.values():
         hook(SimpleNamespace(other="shape"))
         hook(SimpleNamespace(other="shape"))
-    assert caplog.text.count("not recorded any more") == 1
+    assert caplog.text.count("hooks of process groups are not as expected") == 1
+    assert fallen_back == [True]
     undo()
     spans.close()
 

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from megascope.profiler.box import BoxReader
 from megascope.profiler.cadence import DEFAULT_SHADOW_EVERY, Cadence, chosen
+from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.errors import UsageError
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
+from megascope.profiler.span import Span
 from megascope.profiler.vocabulary import SegmentKind
+from support.fake_cuda import FakeCuda
 from support.recording import Recorded, settings
 
 
@@ -48,9 +51,41 @@ def test_the_environment_chooses_where_no_argument_does(monkeypatch: pytest.Monk
     monkeypatch.setenv("MEGASCOPE_SAMPLE", "10")
     assert chosen("r") == Cadence("r", 10, 0)
     assert chosen("r", 2, 8) == Cadence("r", 2, 8)
-    monkeypatch.setenv("MEGASCOPE_SAMPLE", "often")
-    with pytest.raises(UsageError, match="MEGASCOPE_SAMPLE"):
-        chosen("r")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected", "is_warned"),
+    [
+        ("SHADOW", "", (1, DEFAULT_SHADOW_EVERY), False),
+        ("SHADOW", "1", (1, DEFAULT_SHADOW_EVERY), False),
+        ("SHADOW", "on", (1, DEFAULT_SHADOW_EVERY), False),
+        ("SHADOW", " Off ", (1, 0), False),
+        ("SHADOW", "none", (1, 0), False),
+        ("SHADOW", "2", (1, 2), False),
+        ("SHADOW", "-5", (1, DEFAULT_SHADOW_EVERY), True),
+        ("SHADOW", "9" * 5000, (1, DEFAULT_SHADOW_EVERY), True),
+        ("SAMPLE", "often", (1, DEFAULT_SHADOW_EVERY), True),
+        ("SAMPLE", "0", (1, DEFAULT_SHADOW_EVERY), False),
+        ("SAMPLE", "off", (1, DEFAULT_SHADOW_EVERY), False),
+        ("SAMPLE", "1.5", (1, DEFAULT_SHADOW_EVERY), True),
+        ("SAMPLE", "10", (10, DEFAULT_SHADOW_EVERY), False),
+    ],
+)
+def test_the_environment_stops_no_training(
+    variable: str,
+    text: str,
+    expected: tuple[int, int],
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for each in ("SAMPLE", "SHADOW"):
+        monkeypatch.delenv(f"MEGASCOPE_{each}", raising=False)
+    monkeypatch.setenv(f"MEGASCOPE_{variable}", text)
+    assert chosen("r") == Cadence("r", *expected)
+    assert (f"$MEGASCOPE_{variable}" in caplog.text) is is_warned
+    with pytest.raises(UsageError):
+        chosen("r", 0, 1)
 
 
 @pytest.fixture
@@ -132,3 +167,46 @@ def test_a_recorder_measures_what_a_span_costs_when_it_opens(tmp_path: Path, mon
     assert header["recorder_span_ns"] > 0
     assert (header["sample"], header["shadow_every"]) == (1, 0)
     recorder.close()
+
+
+def test_a_step_without_timings_has_no_events_but_those_of_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation's events also tell when it is no longer in flight; they are kept."""
+    recorder = open_recorder(settings(tmp_path, cadence=Cadence("run", 2)))
+    assert isinstance(recorder, Recorder)
+    cuda = FakeCuda(0.0)
+    recorder.device = timer = CudaTimer(cuda, recorder, cuda.host_ns)
+    marked: list[int] = []
+    mark = timer.mark
+
+    def noting(span: Span, field: str, cuda_stream: object, *, last: bool) -> None:
+        marked.append(span.segment)
+        mark(span, field, cuda_stream, last=last)
+
+    monkeypatch.setattr(timer, "mark", noting)
+    forward = recorder.segment("forward")
+    gather = recorder.segment("gather", SegmentKind.COLLECTIVE, "tp")
+    group = recorder.group("tp", [0, 1])
+    reader = BoxReader(tmp_path / "run" / "0" / "rank-00000.box")
+    for step in range(4):
+        recorder.step(step)
+        marked.clear()
+        span = recorder.begin(forward)
+        operation = recorder.begin_async(gather, group=group, sequence=step + 1)
+        cuda.current.launch(50)
+        assert reader.slots()["segment"].tolist() == [forward, gather]
+        recorder.end_async(operation)
+        recorder.wait_begin(operation)
+        recorder.wait_end(operation)
+        recorder.end(span)
+        timer.poll()
+        assert marked.count(forward) == (2 if step % 2 == 0 else 0)
+        assert reader.slots()["segment"].tolist() == ([forward, gather] if step % 2 == 0 else [gather])
+        assert reader.progress()[group].tolist() == (step + 1, step)
+        cuda.now_ms += 100
+        timer.poll()
+        assert reader.progress()[group].tolist() == (step + 1, step + 1)
+        assert len(reader.slots()) == 0
+    assert reader.read_ring(0, 0).records["step"].tolist() == [0, 0, 2, 2]
+    reader.close()

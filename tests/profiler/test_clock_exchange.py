@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import os
@@ -24,9 +25,11 @@ from megascope.collectors.clock_update import ClockKeeper
 from megascope.collectors.store import Store
 from megascope.profiler import clock_exchange, opening, session
 from megascope.profiler.clock_exchange import Exchange, Party, answer, ask, open_server, start_exchange
+from megascope.profiler.identity import Identity
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import SegmentKind
 from support.forkrun import run_ranks
+from support.recording import Recorded
 
 SECOND = 10**9
 TOKEN = secrets.token_bytes(16)
@@ -43,6 +46,11 @@ class Rendezvous:
 
     def get(self, key: str) -> bytes:
         return self.values[key]
+
+    def add(self, key: str, count: int) -> int:
+        now = int(self.values.get(key, b"0")) + count
+        self.values[key] = str(now).encode()
+        return now
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
@@ -136,6 +144,71 @@ def test_parties_find_each_other_through_the_rendezvous() -> None:
     assert set(found) == {"alpha", "beta"}, "a process on the reference host has nothing to ask"
     assert (found["alpha"].offset_ns, found["alpha"].uncertainty_ns) == (0, 0)
     assert abs(found["beta"].offset_ns - 2 * SECOND) <= found["beta"].uncertainty_ns
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    """The servers that were opened."""
+    found: list[socket.socket] = []
+
+    def note() -> socket.socket:
+        found.append(open_server())
+        return found[-1]
+
+    monkeypatch.setattr(clock_exchange, "open_server", note)
+    return found
+
+
+@pytest.mark.parametrize(("hosts", "is_asked"), [(["alpha"] * 3, False), (["alpha", "alpha", "beta", "beta"], True)])
+def test_nobody_listens_on_a_job_of_one_host_and_one_process_of_a_host_asks(
+    opened: list[socket.socket], hosts: list[str], is_asked: bool
+) -> None:
+    """As under srun or mpirun, where every rank takes part: none can tell which ranks its host has."""
+    store, told = Rendezvous(), list[str]()
+    threads = [
+        start_exchange(
+            Party("job/0", rank, host, time.monotonic_ns), lambda: store, lambda found: told.append("x"), patience_s=3.0
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    assert (len(opened), len(told)) == ((1, 2) if is_asked else (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("local_world_size", "rank", "takes_part"),
+    [(None, 0, True), (None, 3, True), ("4", 0, False), ("2", 0, True), ("2", 3, False), ("2", 2, True)],
+)
+def test_who_takes_part_follows_from_what_the_launcher_says(
+    recorded: Recorded, local_world_size: str | None, rank: int, takes_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Party] = []
+    monkeypatch.setattr(clock_exchange, "start_exchange", lambda party, *_: started.append(party))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local_world_size is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
+    local = int(local_world_size or 1)
+    who = Identity("run", 0, rank, 4, rank % local if local_world_size else rank, local)
+    clock_exchange.join_exchange(recorded.recorder, who)
+    assert len(started) == takes_part
+
+
+def test_a_full_disk_costs_the_exchange_alone(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    clock_exchange.join_exchange(recorded.recorder, Identity("run", 0, 0, 4, 0))
+    assert not [thread for thread in threading.enumerate() if thread.name == "megascope-clock"]
+
+
+def test_a_damaged_file_of_the_clock_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "clock.json").write_text('{"clock_base')
+    bases = {opening.clock_base_ns(tmp_path) for _ in range(3)}
+    assert len(bases) == 1
 
 
 def test_without_a_rendezvous_the_exchange_ends_by_itself() -> None:

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.profiler.box import ABSENT_I64, ABSENT_INDEX, BoxReader
-from megascope.profiler.cadence import Cadence
 from megascope.profiler.device_clock import CudaTimer
-from megascope.profiler.opening import open_recorder, pause_during_captures
+from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
-from megascope.profiler.span import Span
 from megascope.profiler.vocabulary import STATUS_CODES, SegmentKind, Status
 from support.fake_cuda import FakeCuda
 from support.recording import settings
@@ -177,28 +175,6 @@ def test_a_span_inside_a_graph_capture_is_unmeasured_not_zero(bench: Bench) -> N
     assert len(BoxReader(bench.box).slots()) == 0
 
 
-def test_nothing_is_asked_of_events_while_a_graph_is_captured(bench: Bench) -> None:
-    class Graph:
-        def capture_begin(self) -> None:
-            bench.cuda.capturing = True
-
-        def capture_end(self) -> None:
-            bench.cuda.capturing = False
-
-    pause_during_captures(Graph, bench.timer)
-    graph = Graph()
-    graph.capture_begin()
-    asked = bench.cuda.queries
-    polling = threading.Thread(target=bench.timer.poll)
-    polling.start()
-    polling.join(0.1)
-    assert polling.is_alive()
-    assert bench.cuda.queries == asked
-    graph.capture_end()
-    polling.join(5)
-    assert not polling.is_alive()
-
-
 def test_one_event_that_fails_costs_one_span(bench: Bench) -> None:
     recorder, cuda = bench.recorder, bench.cuda
     bad, good = recorder.segment("bad"), recorder.segment("good")
@@ -310,46 +286,3 @@ def test_durations_are_right_to_the_grain_of_the_events(
     assert np.abs(records["duration_ns"] - np.array(durations) * 1e6).max() < 100
     assert (np.diff(records["start_ns"]) > 0).all()
     bench.box.unlink()
-
-
-def test_a_step_without_timings_has_no_events_but_those_of_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operation's events also tell when it is no longer in flight; they are kept."""
-    recorder = open_recorder(settings(tmp_path, cadence=Cadence("run", 2)))
-    assert isinstance(recorder, Recorder)
-    cuda = FakeCuda(0.0)
-    recorder.device = timer = CudaTimer(cuda, recorder, cuda.host_ns)
-    marked: list[int] = []
-    mark = timer.mark
-
-    def noting(span: Span, field: str, cuda_stream: object, *, last: bool) -> None:
-        marked.append(span.segment)
-        mark(span, field, cuda_stream, last=last)
-
-    monkeypatch.setattr(timer, "mark", noting)
-    forward = recorder.segment("forward")
-    gather = recorder.segment("gather", SegmentKind.COLLECTIVE, "tp")
-    group = recorder.group("tp", [0, 1])
-    reader = BoxReader(tmp_path / "run" / "0" / "rank-00000.box")
-    for step in range(4):
-        recorder.step(step)
-        marked.clear()
-        span = recorder.begin(forward)
-        operation = recorder.begin_async(gather, group=group, sequence=step + 1)
-        cuda.current.launch(50)
-        assert reader.slots()["segment"].tolist() == [forward, gather]
-        recorder.end_async(operation)
-        recorder.wait_begin(operation)
-        recorder.wait_end(operation)
-        recorder.end(span)
-        timer.poll()
-        assert marked.count(forward) == (2 if step % 2 == 0 else 0)
-        assert reader.slots()["segment"].tolist() == ([forward, gather] if step % 2 == 0 else [gather])
-        assert reader.progress()[group].tolist() == (step + 1, step)
-        cuda.now_ms += 100
-        timer.poll()
-        assert reader.progress()[group].tolist() == (step + 1, step + 1)
-        assert len(reader.slots()) == 0
-    assert reader.read_ring(0, 0).records["step"].tolist() == [0, 0, 2, 2]
-    reader.close()

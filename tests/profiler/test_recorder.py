@@ -1,11 +1,9 @@
 """Spans with parent, self and exposed time; threads, overlap, forks, kills, full and read-only spools."""
 
-import errno
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,13 +14,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from megascope.profiler import annotations, opening
-from megascope.profiler.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxLayout, BoxReader
-from megascope.profiler.metadata import read_metadata
+from megascope.profiler import opening
+from megascope.profiler.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
-from megascope.profiler.topology import Topology
 from megascope.profiler.vocabulary import STATUS_CODES, SegmentKind, Status
 from support.recording import Recorded, settings
 
@@ -220,132 +216,12 @@ def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
     assert reader.slots()["microbatch"].tolist() == [77]
 
 
-def test_a_full_spool_shrinks_the_box_and_then_moves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sizes = os.posix_fallocate, []
-
-    def fallocate(fd: int, offset: int, size: int) -> None:
-        sizes.append(size)
-        if size > 600_000:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, offset, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", fallocate)
-    recorder = open_recorder(settings(tmp_path))
-    assert isinstance(recorder, Recorder)
-    assert recorder.layout.ring_records == 512
-    assert len(sizes) == 2
-    recorder.close()
-
-
-def test_a_box_takes_only_its_share_of_a_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 MB, as containers have it, for eight ranks: half stays free for collectives and data loaders."""
-    room = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda _: room)
-    recorder = open_recorder(settings(tmp_path, layout=BoxLayout(), local_world_size=8))
-    assert isinstance(recorder, Recorder)
-    assert recorder.layout.total_bytes <= 4 * 2**20
-    assert recorder.layout.ring_records == 1024
-    recorder.close()
-
-
-def test_without_any_space_training_goes_on_unrecorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    recorder = open_recorder(settings(tmp_path))
-    assert isinstance(recorder, NullRecorder)
-    assert "Rank 0 is not recorded" in caplog.text
-    with recorder.span(recorder.segment("work")):
-        pass
-
-
-def test_a_spool_that_cannot_be_made_falls_back_to_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    recorder = open_recorder(settings(blocker / "spool"))
-    assert isinstance(recorder, Recorder)
-    assert next(tmp_path.glob("megascope-*/spool-fallback/run/0/rank-00000.box"))
-    recorder.close()
-
-
-def test_metadata_that_cannot_be_written_is_counted_once_warned(
-    recorded: Recorded, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        recorded.recorder.step(0)
-        recorded.recorder.step(1)
-        recorded.recorder.step(2)
-    assert recorded.recorder.metadata_lost == 2
-    assert caplog.text.count("training goes on") == 1
-
-
-def test_two_processes_that_claim_one_rank_get_a_box_each(tmp_path: Path) -> None:
-    recorders = [open_recorder(settings(tmp_path)) for _ in range(2)]
-    assert sorted(path.name for path in tmp_path.glob("run/0/*.box")) == ["rank-00000.1.box", "rank-00000.box"]
-    for recorder in recorders:
-        recorder.close()
-
-
-def test_names_are_data(recorded: Recorded, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotations, "MAX_SEGMENTS", 10)
-    recorder = recorded.recorder
-    odd = ["x" * 100_000, '"quotes"', "line\nbreak", "emoji 🙂", "../../etc", ""]
-    indexes = [recorder.segment(name) for name in odd]
-    assert len(set(indexes)) == len(odd)
-    assert recorder.segment(odd[0]) == indexes[0]
-    late = {recorder.segment(f"name {number}") for number in range(100)}
-    assert len(late) == 4
-    assert caplog.text.count("More than") == 1
-    stored = [line["name"] for line in recorded.metadata() if line["kind"] == "segment"]
-    assert stored[1:6] == odd[1:]
-    assert len(stored[0]) < 1100
-    assert len(stored) == 10
-
-
 def test_all_ranks_of_a_host_share_one_clock_base(tmp_path: Path) -> None:
     bases = [opening.clock_base_ns(tmp_path) for _ in range(5)]
     assert len(set(bases)) == 1
     assert abs(bases[0] + time.monotonic_ns() - time.time_ns()) < 1e9
     (tmp_path / "clock.json").write_text('{"clock_base_ns": 5, "boot": "another"}')
     assert opening.clock_base_ns(tmp_path) != 5
-
-
-def test_steps_metrics_topology_and_exit_are_metadata(recorded: Recorded) -> None:
-    recorder = recorded.recorder
-    recorder.topology(Topology.of(pp=2, tp=2), 3)
-    recorder.step(0)
-    recorder.step_metrics(0, loss=5.5, mfu=None)
-    recorder.step(1)
-    recorder.end_step()
-    recorder.close("finished")
-    lines = {line["kind"]: line for line in recorded.metadata()}
-    assert lines["topology"]["coordinates"] == {"pp": 1, "tp": 1}
-    assert lines["metrics"] == {"kind": "metrics", "step": 0, "loss": 5.5}
-    assert [line["step"] for line in recorded.metadata() if line["kind"] == "step"] == [0, 1]
-    assert lines["step"]["duration_ns"] > 0
-    assert lines["exit"]["reason"] == "finished"
-    assert BoxReader(recorded.box).closed
-
-
-def test_a_short_write_costs_its_own_line_alone(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda fd, data: real(fd, data[:10]))
-        recorded.recorder.step_metrics(0, loss=1.0)
-    recorded.recorder.step_metrics(1, loss=2.0)
-    assert [line["step"] for line in recorded.metadata() if line["kind"] == "metrics"] == [1]
-    assert BoxReader(recorded.box).metadata_lost == 1
 
 
 def test_numbers_that_do_not_fit_are_absent_and_stop_nothing(recorded: Recorded) -> None:
@@ -407,16 +283,6 @@ def test_a_reader_looks_twice_so_that_no_overwritten_record_is_taken(
     result = BoxReader(recorded.box).read_ring(0, 0)
     assert result.records["microbatch"].tolist() == list(range(41, 100))
     assert (result.lost, result.tail) == (41, 100)
-
-
-def test_a_cut_metadata_line_waits_for_its_rest(tmp_path: Path) -> None:
-    path = tmp_path / "meta"
-    path.write_bytes(b'{"kind":"a"}\nnot json\n{"kind":"b"')
-    (only,) = list(read_metadata(path))
-    assert only == (13, {"kind": "a"})
-    with path.open("ab") as file:
-        file.write(b"}\n")
-    assert [value["kind"] for _, value in read_metadata(path, 13)] == ["b"]
 
 
 def test_absent_values_have_markers_of_their_own(recorded: Recorded) -> None:

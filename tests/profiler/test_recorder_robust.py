@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -23,7 +21,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from megascope.profiler.annotations import MAX_SEGMENTS, OTHER_SEGMENTS
 from megascope.profiler.box import ABSENT_INDEX, BoxLayout, BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
@@ -207,71 +204,6 @@ def test_a_fork_while_threads_record_leaves_the_parent_alone(recorded: Recorded)
     end(open_in_parent)
     spans = np.concatenate([recorded.spans(ring) for ring in range(4)])
     assert set(spans["microbatch"].tolist()) == {1, 2}
-
-
-def test_fifty_thousand_names_are_grouped_and_warned_of_once(
-    recorded: Recorded, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = recorded.recorder
-    indices = [recorder.segment(f"layer {number}") for number in range(50_000)]
-    assert len(set(indices)) == MAX_SEGMENTS
-    assert len(set(indices[MAX_SEGMENTS:])) == 1
-    assert caplog.text.count("More than 4096 segment names") == 1
-    recorder.end(recorder.begin(indices[-1], 5))
-    names = {line["index"]: line["name"] for line in recorded.metadata() if line["kind"] == "segment"}
-    assert names[int(recorded.spans()["segment"][0])] == OTHER_SEGMENTS
-    assert len(names) == MAX_SEGMENTS
-
-
-SMALL_FILES = """
-import resource, sys
-from pathlib import Path
-from megascope.profiler.box import BoxReader
-from megascope.profiler.opening import RecorderSettings, open_recorder
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-recorder = open_recorder(RecorderSettings(run="run", attempt=0, rank=0, world_size=1, spool=Path(sys.argv[1])))
-segment = recorder.segment("work")
-for number in range(100):
-    recorder.step(number)
-    with recorder.span(segment, number):
-        pass
-print(recorder.enabled, flush=True)
-"""
-
-
-@pytest.mark.parametrize(("most_bytes", "is_recorded"), [(2_000_000, True), (100_000, False)])
-def test_a_file_system_that_takes_small_files_only(tmp_path: Path, most_bytes: int, is_recorded: bool) -> None:
-    """As a quota: the box shrinks until it fits; where nothing fits, training goes on without it."""
-    spool = tmp_path / "spool"
-    command = [sys.executable, "-c", SMALL_FILES, str(spool), str(most_bytes)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
-    )
-    assert done.stdout == f"{is_recorded}\n"
-    if is_recorded:
-        reader = BoxReader(spool / "run" / "0" / "rank-00000.box")
-        assert reader.layout.total_bytes <= most_bytes
-        assert reader.read_ring(0, 0).records["microbatch"].tolist() == list(range(100))
-    else:
-        assert "is not recorded" in done.stderr
-
-
-def test_a_read_only_spool_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool, real = tmp_path / "spool", Path.mkdir
-
-    def mkdir(path: Path, *arguments: object, **named: object) -> None:
-        if path.is_relative_to(spool):
-            raise OSError(errno.EROFS, "Read-only file system", str(path))
-        real(path, *arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    recorder = open_recorder(settings(spool))
-    assert isinstance(recorder, Recorder)
-    recorder.end(recorder.begin(recorder.segment("work"), 3))
-    recorder.close()
-    box = next(tmp_path.glob("megascope-*/spool-fallback/run/0/rank-00000.box"))
-    assert BoxReader(box).read_ring(0, 0).records["microbatch"].tolist() == [3]
 
 
 def test_a_wall_clock_that_steps_changes_no_time(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,24 @@ def test_identity_comes_from_the_launcher() -> None:
     assert identify("given", 7, own).run == "given"
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "run", "attempt"),
+    [
+        ("MEGASCOPE_RUN", "team/job=1", "team-job-1", 2),
+        ("MEGASCOPE_RUN", "..", "run", 2),
+        ("TORCHELASTIC_RUN_ID", "team/job", "team-job", 2),
+        ("MEGASCOPE_ATTEMPT", "second", "job", 4),
+    ],
+)
+def test_an_environment_that_makes_no_sense_stops_nothing(
+    variable: str, text: str, run: str, attempt: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"TORCHELASTIC_RUN_ID": "job", "MEGASCOPE_ATTEMPT": "2", variable: text}
+    who = identify(environment=given, next_attempt=lambda run: 4)
+    assert (who.run, who.attempt) == (run, attempt)
+    assert f"${variable}" in caplog.text
+
+
 def test_ranks_of_one_launcher_agree_on_a_run_without_being_told() -> None:
     environments = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     assert len({identify(environment=environment).run for environment in environments}) == 1
