@@ -1,9 +1,11 @@
 """Kills of agents, writers, compactors and pruners by the hundred: no row is lost or doubled, and no reader fails.
 
-Three campaigns. `points`: a process that prunes and compacts dies in each of its durable writes, behind each, and
-before every sixth deletion. `churn`: writers, a compactor and a pruner at work, killed at random moments or points,
-while a reader polls. `agents`: agents that drain real ranks are killed at random moments or in a durable write, while
-a compactor takes over what they leave and a reader polls.
+Four campaigns. `points`: a process that prunes and compacts dies in each of its durable writes, behind each, and
+before every sixth deletion. `large_points`: a writer dies before and behind the rename of a merge of large files.
+`churn`: writers, a compactor and a pruner at work, killed at random moments or points, while a reader polls. `agents`:
+agents that drain real ranks are killed at random moments or in a durable write, while a compactor takes over what they
+leave and a reader polls; at the end the rollups are compared with the spans. The exit code is 1 where anything was lost
+or doubled, or a reader failed.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support.churn import Actor, LeftOverError, fill, look, survive
 from support.dying import EXIT_CODE, Point
 from support.processes import Processes
+from support.rollup_checks import check_rollups
 
 POINT_KINDS = ("before-rename", "after-rename", "deletion")
+LARGE_KINDS = ("large-before-rename", "large-after-rename")
 DELETIONS_APART = 6
 SPANS, RANKS = 3000, 2
 
@@ -49,6 +53,7 @@ class Tally:
     reader_polls: int = 0
     reader_failures: int = 0
     left_over: int = 0
+    wrong_rollups: int = 0
     failures: list[str] = field(default_factory=list)
 
     def say(self, what: object) -> None:
@@ -61,7 +66,7 @@ class Tally:
         try:
             store = store or Store(root)
             found = look(store)
-        except MegascopeError as error:
+        except (MegascopeError, AssertionError) as error:
             if store is not None:
                 self.reader_failures += 1
                 self.say(error)
@@ -90,14 +95,30 @@ def points(folder: Path, tally: Tally) -> None:
             process.join(timeout=120)
             code = process.exitcode if process.exitcode is not None else -1
             tally.kills[what] += code == EXIT_CODE
-            try:
-                survive(root)
-            except AssertionError as error:
-                tally.lost += not isinstance(error, LeftOverError)
-                tally.left_over += isinstance(error, LeftOverError)
-                tally.say(f"{what} {number}: {error}")
-            tally.reader_polls += 2
+            _check_survival(root, tally, f"{what} {number}")
             shutil.rmtree(root)
+
+
+def large_points(folder: Path, tally: Tally) -> None:
+    """The rename of a merge of a writer's large files."""
+    for what in LARGE_KINDS:
+        root = folder / "large"
+        point = Point(what, 1)
+        process = Actor("writer", root, 1, rounds=200, pause_s=0.0, seal_after_s=60.0, point=point).start()
+        process.join(timeout=120)
+        tally.kills[what] += process.exitcode == EXIT_CODE
+        _check_survival(root, tally, what)
+        shutil.rmtree(root)
+
+
+def _check_survival(root: Path, tally: Tally, where: str) -> None:
+    try:
+        survive(root)
+    except AssertionError as error:
+        tally.lost += not isinstance(error, LeftOverError)
+        tally.left_over += isinstance(error, LeftOverError)
+        tally.say(f"{where}: {error}")
+    tally.reader_polls += 2
 
 
 def churn(folder: Path, seconds: float, chance: random.Random, tally: Tally) -> None:
@@ -193,6 +214,11 @@ def _count_all(root: Path, tally: Tally) -> None:
     with Store(root) as store:
         found = _counts(store)
         losses = store.query("SELECT count(*) AS n FROM steps WHERE loss IS NOT NULL").to_pylist()[0]["n"]
+        try:
+            check_rollups(store, store.attempt())
+        except AssertionError as error:
+            tally.wrong_rollups += 1
+            tally.say(f"{root.name}: the rollups are not those of the spans: {error}")
     tally.reader_polls += 1
     expected = {(rank, number) for rank in range(RANKS) for number in range(1, SPANS + 1)}
     tally.doubled += sum(found.values()) - len(found)
@@ -211,6 +237,7 @@ def main() -> None:
     chance, tally, began = random.Random(options.seed), Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="megascope-kills-") as name:
         points(Path(name), tally)
+        large_points(Path(name), tally)
         churn(Path(name), options.seconds, chance, tally)
         agents(Path(name), options.agent_kills, chance, tally)
     values = {
@@ -221,10 +248,13 @@ def main() -> None:
         "reader_polls": tally.reader_polls,
         "reader_failures": tally.reader_failures,
         "left_over": tally.left_over,
+        "wrong_rollups": tally.wrong_rollups,
         "failures": tally.failures,
         "seconds": round(time.monotonic() - began, 1),
     }
     report("kills", values)
+    if tally.lost or tally.doubled or tally.reader_failures or tally.left_over or tally.wrong_rollups:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from .agent_spool import boxes, clear_away, patient_lock
 from .clock_watch import ClockWatch, presence_of
 from .compaction_idle import compact_if_alone
 from .health import HealthSampler
-from .manifest import check_marker
+from .marker import check_marker
 from .quota import Quota, default_quota
 from .run_drain import RunDrain
 from .store import Store
@@ -146,11 +146,15 @@ class Agent:
             self.poll()
         self._drain_rest()
         if not self._stop.is_set() and not self.runs:
-            done = compact_if_alone(self.settings.store)
+            done = compact_if_alone(self.settings.store, should_stop=self._is_wanted)
             self._catalog_is_stale |= done is not None and done.files_before > 0
         if self._catalog_is_stale:
             self._write_catalog()
         self._sweep()
+
+    def _is_wanted(self) -> bool:
+        """Whether there is something to do at once: to end, or to drain boxes that have come."""
+        return self._stop.is_set() or not self.known_boxes().issuperset(self.settings.boxes())
 
     def _drain_rest(self) -> None:
         """Poll and commit until nothing is left; a store that cannot be written leaves it in the boxes."""

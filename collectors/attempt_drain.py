@@ -18,6 +18,7 @@ from .health import RECORDER_SPAN, judged
 from .heartbeat_rows import heartbeat
 from .incidents import SNAPSHOT_GAP_S, IncidentWatch
 from .outbox import UNFIT, Outbox, Whole
+from .overhead_watch import OverheadWatch
 from .processes import ProcessSample
 from .rank_drain import RankDrain
 from .rank_metadata import RankMetadata
@@ -57,6 +58,7 @@ class AttemptDrain:
         self.was_over = bool(known.get("over", False))
         self.outbox = Outbox(replaces=not self.was_over)
         self._rollups = RollupDrain(run, attempt)
+        self._overhead = OverheadWatch()
         self._boxes: dict[str, Any] = dict(known.get("boxes", {}))
         self._start_ns: int | None = known.get("start_ns")
         name = f"{run}/{attempt}/{socket.gethostname()}"
@@ -151,6 +153,8 @@ class AttemptDrain:
             if rank.header is not None and sample is not None and has_reason:
                 self._beat(rank, sample)
         self.is_over = drain and self._is_over()
+        cost = self._overhead.take(is_over=self.is_over)
+        self.add_health([{"host": socket.gethostname(), "device": None, **row} for row in cost])
         if self.is_over:
             self._incidents.close_all(self.now_ns)
             reason = worst_exit(self._metadata(), died=any(rank.died for rank in self.ranks))
@@ -165,7 +169,9 @@ class AttemptDrain:
             rank.is_behind = False
             if most:
                 rank.drain(most)
-                self.outbox.append("steps", ({"rank": rank.rank, **values} for values in rank.take_steps()))
+                steps = rank.take_steps()
+                self.outbox.append("steps", ({"rank": rank.rank, **values} for values in steps))
+                self._overhead.add(rank.rank, steps)
         except OSError as error:
             self.say(f"{rank.path} cannot be read now ({error}): trying again.")
             return None
@@ -249,15 +255,15 @@ class AttemptDrain:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def write(self, writer: TableWriter, *, with_events: bool) -> None:
-        """Stage everything that is pending; without room for events, they are counted and dropped."""
+        """Stage everything that is pending; without room for events, they are in the rollups only, and counted."""
         by_block: dict[str, list[SpanArrays]] = defaultdict(list)
         self._rollups.begin()
         for rank in self.ranks:
-            if not with_events:
-                rank.drop_pending()
+            rank.refuse_pending(not with_events)
             for arrays in rank.pending:
-                by_block[block_name(rank.rank)].append(arrays)
                 self._rollups.add(arrays)
+                if with_events:
+                    by_block[block_name(rank.rank)].append(arrays)
         for block, parts in by_block.items():
             writer.write("events", self.run, self.attempt, event_rows(parts), block=block)
         self._rollups.write(writer, is_over=self.is_over)

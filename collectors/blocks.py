@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..profiler.errors import MegascopeError
 from .keeper import BlockKeeper
 from .listing import Listing
 from .locks import FileLock
@@ -21,24 +22,53 @@ Block = tuple[str, int, str]
 """Run, attempt and block."""
 
 
+class NoLocksError(MegascopeError):
+    """The store's file system keeps no locks, so that nothing of it may be replaced."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block whose compactor's manifest is held: what may be replaced, and every path that any manifest lists."""
+    """A block whose compactor's manifest is held: what may be replaced, and every path that any manifest lists.
+
+    ``owners`` are the manifest folders of the writers that were gone, by the path of their files that are not sealed.
+    """
 
     keeper: BlockKeeper
     usable: tuple[FileEntry, ...]
     listed: frozenset[str]
-    being_written: int
+    owners: Mapping[str, Path]
+
+    @contextlib.contextmanager
+    def holding(self, entries: Iterable[FileEntry]) -> Iterator[Sequence[FileEntry]]:
+        """Those of some usable files that may still be replaced, and may be within.
+
+        Writers that are gone are held, so that no new incarnation merges a file meanwhile; it has to wait as long as
+        one merge takes.
+        """
+        with contextlib.ExitStack() as stack:
+            live: dict[Path, frozenset[str]] = {}
+            chosen = []
+            for entry in entries:
+                folder = self.owners.get(entry.path)
+                if folder is None:
+                    chosen.append(entry)
+                    continue
+                if folder not in live:
+                    live[folder] = _hold(folder, stack)
+                if entry.path in live[folder]:
+                    chosen.append(entry)
+            yield chosen
 
 
 @contextlib.contextmanager
 def held_block(
     root: Path, block: Block, listing: Listing, *, grace_s: float = GRACE_S, quiet_s: float = QUIET_S
 ) -> Iterator[HeldBlock | None]:
-    """Hold a block; None where another process does, or where the file system has no locks.
+    """Hold a block; None where another process does.
 
-    Usable are the compactor's own files, those that living writers have sealed, and all of writers that are gone: their
-    locks are held too, so that no new incarnation merges a file meanwhile.
+    Usable are the compactor's own files, those that living writers have sealed, and all of writers that are gone.
+    Raises NoLocksError where the file system has no locks, TornManifestError where the compactor's newest manifest
+    cannot be read, and OSError where nothing can be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -47,23 +77,23 @@ def held_block(
             yield None
             return
         if not keeper.is_lock_real:
-            yield None
-            return
+            raise NoLocksError(
+                f"The file system of {root} keeps no locks, so nothing was merged or pruned: mount it with locks, or "
+                "run this on a copy of the store on another file system."
+            )
         listing.refresh()  # under the lock: nobody else changes what the compactor lists
-        usable, being_written = list(keeper.committed_files), 0
+        usable, owners = list(keeper.committed_files), {}
         for folder, manifest in listing.manifests().items():
             if is_compactor_folder(folder) or not any(_is_of(entry, block) for entry in manifest.files):
                 continue
-            current, lock = _held_if_gone(folder, manifest, quiet_s)
-            if lock is not None:
-                stack.callback(lock.release)
-            for entry in _visible(current, block, listing):
-                if entry.sealed or lock is not None:
+            is_gone = _is_gone(folder, manifest, quiet_s) and folder not in listing.unreadable
+            for entry in _visible(manifest, block, listing):
+                if entry.sealed or is_gone:
                     usable.append(entry)
-                else:
-                    being_written += 1
+                if is_gone and not entry.sealed:
+                    owners[entry.path] = folder
         listed = frozenset(entry.path for each in listing.manifests().values() for entry in each.files)
-        yield HeldBlock(keeper, tuple(usable), listed, being_written)
+        yield HeldBlock(keeper, tuple(usable), listed, owners)
 
 
 def replaceable(listing: Listing, *, quiet_s: float = QUIET_S) -> frozenset[str]:
@@ -83,17 +113,32 @@ def _visible(manifest: Manifest, block: Block, listing: Listing) -> Iterable[Fil
     return (entry for entry in manifest.files if _is_of(entry, block) and entry.path not in listing.replaced)
 
 
-def _held_if_gone(folder: Path, manifest: Manifest, quiet_s: float) -> tuple[Manifest, FileLock | None]:
-    """The manifest, and the writer's lock where the writer is gone; under the lock, the manifest as it is then."""
+def _is_gone(folder: Path, manifest: Manifest, quiet_s: float) -> bool:
     if not _is_quiet(folder, manifest, quiet_s):
-        return manifest, None
+        return False
+    lock = _real_lock(folder)
+    if lock is not None:
+        lock.release()
+    return lock is not None
+
+
+def _hold(folder: Path, stack: contextlib.ExitStack) -> frozenset[str]:
+    """Hold a writer; the paths that it lists then, and none where it is back or cannot be held."""
+    lock = _real_lock(folder)
+    if lock is None:
+        return frozenset()
+    stack.callback(lock.release)
+    manifest = read_manifest(folder)
+    return frozenset(entry.path for entry in manifest.files) if manifest is not None else frozenset()
+
+
+def _real_lock(folder: Path) -> FileLock | None:
     with contextlib.suppress(OSError):
         lock = FileLock.acquire(folder / LOCK)
-        if lock is not None and lock.is_real:
-            return read_manifest(folder) or manifest, lock
-        if lock is not None:
-            lock.release()
-    return manifest, None
+        if lock is None or lock.is_real:
+            return lock
+        lock.release()
+    return None
 
 
 def _is_quiet(folder: Path, manifest: Manifest, quiet_s: float) -> bool:

@@ -29,9 +29,11 @@ CLOCK_PIECES = f"""
         SELECT * FROM clock_offsets WHERE uncertainty_ns IS NOT NULL
         QUALIFY {_FROM_ENDS} OR NOT bool_or({_FROM_ENDS}) OVER (PARTITION BY run, attempt, host)
     ), knots AS (
-        SELECT run, attempt, host, moment_ns, any_value(offset_ns) AS offset_ns, any_value(drift_ppb) AS drift_ppb,
-            max(uncertainty_ns) AS uncertainty_ns
-        FROM usable GROUP BY run, attempt, host, moment_ns
+        SELECT run, attempt, host, moment_ns, offset_ns, drift_ppb,
+            max(uncertainty_ns) OVER knot + max(offset_ns) OVER knot - min(offset_ns) OVER knot AS uncertainty_ns
+        FROM usable WINDOW knot AS (PARTITION BY run, attempt, host, moment_ns)
+        QUALIFY row_number() OVER
+            (PARTITION BY run, attempt, host, moment_ns ORDER BY uncertainty_ns, offset_ns, drift_ppb) = 1
     ), spans AS (
         SELECT *, lead(moment_ns) OVER later - moment_ns AS until_next_ns,
             lead(offset_ns) OVER later - offset_ns AS step_ns,
@@ -56,7 +58,8 @@ CLOCK_PIECES = f"""
 
     offset = offset_ns + slope * (t - moment_ns), uncertainty = uncertainty_ns + widening * (t - moment_ns)
 
-Between two rows of `clock_offsets` both are interpolated. Outside, the row's drift goes on, and the uncertainty grows
+Of several rows for one moment the surest counts, and the uncertainty covers all of them. Between two moments of
+`clock_offsets` both are interpolated. Outside, the row's drift goes on, and the uncertainty grows
 by the drift that the rows' uncertainties leave open; by `MAX_DRIFT_PPB` for a row that does not know its drift.
 """
 

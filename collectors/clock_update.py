@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ SETTLED_S = 30
 """So long after its end, all agents have written what belongs to a window."""
 
 Row = Mapping[str, Any]
+Window = tuple[int, int]
+"""Begin and end, UTC ns of the reference host; the end does not belong to it."""
 
 
 _NEEDED = f"""
@@ -60,48 +63,76 @@ class Disagreement:
 
 
 class ClockKeeper:
-    """Aligns the hosts of one attempt, window by window; it remembers only how far it has come."""
+    """Aligns the hosts of one attempt, window by window.
+
+    How far it has come is what the store says, but for windows that cannot be aligned: those it remembers, so that they
+    are read once. ``is_behind`` tells that the last call left windows to the next.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._shifts: dict[str, tuple[float, float]] | None = None
+        self._hopeless: set[Window] = set()
+        self._groups: tuple[list[Path], SharedGroups] | None = None
+        self._settles_ns: int | None = None
+        self.is_behind = False
         self.disagreements: tuple[Disagreement, ...] = ()
 
-    def new_rows(self, store: Store, *, is_over: bool) -> list[Row]:
+    def new_rows(self, store: Store, *, is_over: bool, most: int | None = None) -> list[Row]:
         """Rows of windows that have closed since those in the store; with ``is_over`` also of the one still open.
 
-        Empty for an attempt of one host or with offsets from elsewhere, and while nothing is new. Only reads the store.
+        Empty for an attempt of one host or with offsets from elsewhere, and while nothing is new. ``most`` is the
+        number of windows that one call may read. Only reads the store.
         """
+        if not is_over and self._is_early(store):
+            return []
+        self.is_behind = False
         (answer,) = store.query(_NEEDED, attempt=self._attempt).to_pylist()
-        if not answer["needed"]:
+        steps = read_step_times(store, self._attempt) if answer["needed"] else None
+        if steps is None or not len(steps.step):
             return []
-        groups = find_shared_groups(store, self._attempt)
-        steps = read_step_times(store, self._attempt)
-        if not len(steps.step):
+        settled_ns = int(steps.end_ns.max()) - SETTLED_S * SECOND_NS
+        windows = list(_windows(int(steps.start_ns.min()), int(steps.end_ns.max())))
+        closed = [window for window in windows if is_over or settled_ns >= window[1]]
+        self._settles_ns = next((end + SETTLED_S * SECOND_NS for _, end in windows[len(closed) :]), None)
+        if not closed:
             return []
-        last_ns = int(steps.end_ns.max())
-        windows = [
-            window
-            for window in _windows(int(steps.start_ns.min()), last_ns)
-            if is_over or last_ns >= window[1] + SETTLED_S * SECOND_NS
-        ]
-        if windows and self._shifts is None:
-            self._shifts = self._cross_check(store, groups, steps, windows[0])
+        groups = self._shared_groups(store)
+        if self._shifts is None:
+            self._shifts = self._cross_check(store, groups, steps, closed[0])
         done_ns = _done_until(store, self._attempt)
+        new = [one for one in closed if (done_ns is None or one[0] > done_ns) and one not in self._hopeless]
+        self.is_behind = most is not None and len(new) > most
         rows: list[Row] = []
-        for window in windows:
-            if done_ns is None or window[0] > done_ns:
-                alignment = self._align(store, groups, steps, window)
-                rows += [] if alignment is None else _rows(alignment, groups.hosts, self._shifts or {})
+        for window in new[:most]:
+            alignment = self._align(store, groups, steps, window)
+            found = [] if alignment is None else _rows(alignment, groups.hosts, self._shifts)
+            if not found and settled_ns >= window[1]:
+                self._hopeless.add(window)
+            rows += found
         return rows
 
-    def _align(self, store: Store, groups: SharedGroups, steps: StepTimes, window: tuple[int, int]) -> Alignment | None:
+    def _is_early(self, store: Store) -> bool:
+        """Whether no host's clock, so not the reference's, has come to where the open window has settled."""
+        last_ns = store.last_moment_ns(self._attempt)
+        if self.is_behind or last_ns is None or self._settles_ns is None:
+            return False
+        return last_ns < self._settles_ns
+
+    def _shared_groups(self, store: Store) -> SharedGroups:
+        """The groups that span hosts, read again where those tables have new files."""
+        files = [path for table in ("ranks", "groups") for path in store.files(table, self._attempt)]
+        if self._groups is None or self._groups[0] != files:
+            self._groups = (files, find_shared_groups(store, self._attempt))
+        return self._groups[1]
+
+    def _align(self, store: Store, groups: SharedGroups, steps: StepTimes, window: Window) -> Alignment | None:
         chosen = steps.chosen(*window)
         found = align_hosts(read_ends(store, self._attempt, groups, chosen), len(groups.hosts)) if chosen else None
         return None if found is None else found.within(*window)
 
     def _cross_check(
-        self, store: Store, groups: SharedGroups, steps: StepTimes, window: tuple[int, int]
+        self, store: Store, groups: SharedGroups, steps: StepTimes, window: Window
     ) -> dict[str, tuple[float, float]]:
         """Hold the first window against the exchange; the shift that a host gets then holds for all windows."""
         exchanged = _exchanged(store, self._attempt)
@@ -138,24 +169,34 @@ def compare_with_exchange(
     return shifts, found
 
 
-def update_clock_offsets(root: Path, writer: TableWriter) -> int:
-    """Bring `clock_offsets` of all ended attempts of a store up to date with a writer, which is to commit; rows added.
+def update_clock_offsets(root: Path) -> int:
+    """Bring `clock_offsets` of all attempts of a store up to date; the number of rows added.
 
-    For whoever sees the whole store: the compactor, or a collector after the job. Attempts whose rows reach their last
-    window are left as they are.
+    For whoever sees the whole store and is about to delete the spans that tell the offsets. Attempts whose rows reach
+    their last window are left as they are, and so are windows of running attempts that have not settled.
+    Raises WriterHeldError while an agent of this host writes offsets, and MegascopeError or OSError where the store
+    cannot be read or written.
     """
-    added = 0
     with Store(root) as store:
-        for attempt in store.attempts():
-            rows = ClockKeeper(attempt).new_rows(store, is_over=attempt.exit_reason is not None)
-            if rows:
-                columns = {name: [row[name] for row in rows] for name in rows[0]}
-                writer.write("clock_offsets", attempt.run, attempt.attempt, columns)
-            added += len(rows)
-    return added
+        found = [
+            (attempt, ClockKeeper(attempt).new_rows(store, is_over=attempt.exit_reason is not None))
+            for attempt in store.attempts()
+        ]
+    for attempt, rows in found:
+        write_offsets(root, attempt.run, attempt.attempt, rows)
+    return sum(len(rows) for _, rows in found)
 
 
-def _windows(start_ns: int, last_ns: int) -> Iterator[tuple[int, int]]:
+def write_offsets(root: Path, run: str, attempt: int, rows: Sequence[Row]) -> None:
+    """Append rows of `ClockKeeper.new_rows` with a writer of this host. Raises as `TableWriter` does."""
+    if not rows:
+        return
+    with TableWriter(root, f"clocks-{socket.gethostname()}") as writer:
+        writer.write("clock_offsets", run, attempt, {name: [row[name] for row in rows] for name in rows[0]})
+        writer.commit()
+
+
+def _windows(start_ns: int, last_ns: int) -> Iterator[Window]:
     """Windows [begin, end) from the start until one holds the last moment; a step belongs to the one it lies in."""
     begin_s, at = 0, 0
     while start_ns + begin_s * SECOND_NS <= last_ns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +12,16 @@ import duckdb
 import pyarrow as pa
 
 from ..profiler.errors import MegascopeError
-from .clock_update import ClockKeeper
+from .clock_update import ClockKeeper, write_offsets
 from .run_drain import RunDrain
 from .store import Store
-from .writer import TableWriter, WriterHeldError
+from .writer import WriterHeldError
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
+MOST_WINDOWS = 4
+"""Windows that one poll reads: an agent that finds hours of them must not miss its heartbeats meanwhile."""
 
 Key = tuple[str, int]
 """Run and attempt."""
@@ -58,44 +59,44 @@ class ClockWatch:
         self._due = time.monotonic() + every_s
         self._keepers: dict[Key, ClockKeeper] = {}
         self._seen: dict[Key, Presence] = {}
+        self._behind: list[Key] = []
+        self._ended: list[Key] = []
         self._problems: set[str] = set()
 
     def poll(self, present: Mapping[Key, Presence]) -> None:
         """Look after the attempts that are in the spool now; those that are gone since the last call have ended."""
-        ended = [key for key, presence in self._seen.items() if key not in present and presence.is_shared]
-        running: list[Key] = []
+        self._ended += [key for key, one in self._seen.items() if key not in present and one.is_shared]
+        self._ended = [key for key in self._ended if key not in present]
+        running = [key for key in self._behind if key in present]
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every_s
             running = [key for key, presence in present.items() if presence.is_shared and presence.has_reference]
-        self._seen = dict(present)
-        if ended or running:
-            try:
-                self._update(running, ended)
-            except (MegascopeError, OSError, duckdb.Error, pa.ArrowException, ValueError) as error:
-                self._say(f"The clocks of the hosts in {self._root} were not aligned ({error}).")
-        for key in ended:
-            self._keepers.pop(key, None)
-
-    def _update(self, running: list[Key], ended: list[Key]) -> None:
-        with Store(self._root) as store:
-            for run, number in [*running, *ended]:
-                attempt = store.attempt(run, number)
-                is_over = (run, number) in ended
-                if is_over and attempt.exit_reason is None:
-                    continue  # another host's agent is not done: it will find that all are
-                keeper = self._keepers.setdefault((run, number), ClockKeeper(attempt))
-                rows = keeper.new_rows(store, is_over=is_over)
-                if rows:
-                    columns = {name: [row[name] for row in rows] for name in rows[0]}
-                    self._write(run, number, columns)
-
-    def _write(self, run: str, attempt: int, columns: dict[str, list[object]]) -> None:
+        self._seen, self._behind = dict(present), []
+        if not self._ended and not running:
+            return
         try:
-            with TableWriter(self._root, f"clocks-{socket.gethostname()}") as writer:
-                writer.write("clock_offsets", run, attempt, columns)
-                writer.commit()
-        except WriterHeldError as error:
+            with Store(self._root) as store:
+                self._behind = [key for key in running if self._update(store, key, is_over=False)]
+                self._ended = [key for key in self._ended if self._update(store, key, is_over=True)]
+        except (MegascopeError, OSError, duckdb.Error, pa.ArrowException, ValueError) as error:
+            self._say(f"The clocks of the hosts in {self._root} were not aligned ({error}).")
+            self._ended = []
+        for key in self._keepers.keys() - present.keys() - set(self._ended):
+            del self._keepers[key]
+
+    def _update(self, store: Store, key: Key, *, is_over: bool) -> bool:
+        """Write what is new of one attempt; whether there is more, for the next poll."""
+        attempt = store.attempt(*key)
+        if is_over and attempt.exit_reason is None:
+            return False  # another host's agent is not done: it will find that all are
+        keeper = self._keepers.setdefault(key, ClockKeeper(attempt))
+        rows = keeper.new_rows(store, is_over=is_over, most=MOST_WINDOWS)
+        try:
+            write_offsets(self._root, *key, rows)
+        except WriterHeldError as error:  # another agent of this host has it
             self._say(str(error))
+            return False
+        return keeper.is_behind
 
     def _say(self, problem: str) -> None:
         if problem not in self._problems:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from ..profiler.errors import MegascopeError
+from .blocks import QUIET_S
 from .compaction import CompactionReport, compact
 from .compaction_plan import Limits
 from .listing import Listing
 from .manifest import is_compactor_folder
+from .mounts import is_local
 
 log = logging.getLogger(__name__)
 
@@ -19,15 +22,20 @@ MIN_FILES = 8
 """Fewer small files are left as they are: the next agent may add to them."""
 
 
-def compact_if_alone(root: Path, min_files: int = MIN_FILES) -> CompactionReport | None:
+def compact_if_alone(
+    root: Path, min_files: int = MIN_FILES, should_stop: Callable[[], bool] = lambda: False
+) -> CompactionReport | None:
     """Compact a store that only agents of this host write; None for others, which `megascope prune` compacts.
 
-    Here a free lock tells that a writer is gone. Whatever fails is logged and left for later: it is a convenience.
+    On a local file system a free lock tells that a writer is gone. Hosts of one name may share another one, where locks
+    may not reach from one to the other: there, writers are gone after the usual time. Whatever fails is logged and left
+    for later: it is a convenience. ``should_stop`` is asked before each merge and between its pieces.
     """
     try:
         if not _is_alone(root):
             return None
-        report = compact(root, Limits(min_files=min_files), quiet_s=0.0)
+        quiet_s = 0.0 if is_local(root) else QUIET_S
+        report = compact(root, Limits(min_files=min_files), quiet_s=quiet_s, should_stop=should_stop)
     except (OSError, MegascopeError) as error:
         log.debug("The store %s was not compacted: %s", root, error)
         return None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -34,18 +33,26 @@ SORT: Mapping[str, tuple[str, ...]] = {
 """Order of the rows of a compacted file; other tables are sorted by the key of their rows."""
 
 
+class StoppedError(Exception):
+    """A merge was asked to stop."""
+
+
 class Merge:
     """A merge of files of one table, attempt and block. Use it as a context manager.
 
-    Raises duckdb.Error where a file cannot be read.
+    What does not fit into memory goes to the folder ``spill``, which is made and deleted. Raises duckdb.Error where a
+    file cannot be read, and StoppedError between two pieces once ``should_stop`` says so.
     """
 
-    def __init__(self, root: Path, entries: Sequence[FileEntry]) -> None:
+    def __init__(
+        self, root: Path, entries: Sequence[FileEntry], spill: Path, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
         first = entries[0]
         self.entries = tuple(entries)
         self._table, self._run, self._attempt = TABLES[first.table], first.run, first.attempt
-        self._spill = tempfile.mkdtemp(prefix="megascope-compaction-")
-        config = settings(spill=True) | {"temp_directory": self._spill, "memory_limit": MEMORY_LIMIT}
+        self._spill, self._should_stop = spill, should_stop
+        spill.mkdir(exist_ok=True)
+        config = settings(spill=True) | {"temp_directory": str(spill), "memory_limit": MEMORY_LIMIT}
         self._connection = duckdb.connect(":memory:", config=config)
         self._files = by_version(root, entries)
 
@@ -76,6 +83,8 @@ class Merge:
         rows, last = 0, None
         with open_parquet(path, self._table.schema(axes)) as writer:
             for group in row_groups(added_up(reader) if level is not None else reader, size):
+                if self._should_stop():
+                    raise StoppedError
                 conformed = conform(self._table, self._run, self._attempt, group, axes).unify_dictionaries()
                 writer.write_table(conformed, row_group_size=size)
                 moment = last_moment(conformed)

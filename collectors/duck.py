@@ -78,6 +78,11 @@ def is_read_error(error: duckdb.Error) -> bool:
 def query_error(error: duckdb.Error) -> MegascopeError:
     """What a user is told about a failed query, in one sentence."""
     message = " ".join(str(error).split("\n\n")[0].split("LINE ")[0].split())
+    if isinstance(error, duckdb.IOException) and ".parquet" in message and "No such file" in message:
+        return MegascopeError(
+            f"A file went while it was read ({message}): the store was compacted meanwhile, so run it again, and prune "
+            "with a longer --grace where it takes longer than that."
+        )
     if isinstance(error, duckdb.ProgrammingError):
         return UsageError(f"The query cannot be run ({message}): correct it.")
     return MegascopeError(f"The query failed ({message}): narrow it to fewer rows or look at the damaged files.")
@@ -86,7 +91,12 @@ def query_error(error: duckdb.Error) -> MegascopeError:
 def as_duckdb_error(error: Exception) -> duckdb.Error:
     """What DuckDB raised while Arrow read its result in pieces: it comes wrapped as an OSError."""
     message = str(error)
-    for mark, kind in (("INTERRUPT", duckdb.InterruptException), ("Out of Memory", duckdb.OutOfMemoryException)):
+    kinds: tuple[tuple[str, type[duckdb.Error]], ...] = (
+        ("INTERRUPT", duckdb.InterruptException),
+        ("Out of Memory", duckdb.OutOfMemoryException),
+        ("IO Error", duckdb.IOException),
+    )
+    for mark, kind in kinds:
         if mark in message:
             return kind(message)
     return duckdb.InvalidInputException(message)

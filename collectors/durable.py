@@ -20,7 +20,8 @@ def write_durably(
     ``stage`` gives the context in which each of the three happens: "write", "sync", "rename".
 
     The temporary name ends in ``.tmp``: DuckDB's globs do read names with a leading dot or underscore. On an error
-    (OSError: full disk, no permission) the temporary file is removed and nothing is seen of it.
+    (OSError: full disk, no permission) the temporary file is removed and nothing is seen of it, unless it was only the
+    rename that could not be forced to disk: then ``path`` is there.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -36,6 +37,13 @@ def write_durably(
     with stage("sync"):
         sync_folder(path.parent)
     return size
+
+
+def place_durably(temporary: Path, path: Path) -> None:
+    """Force a temporary file that is complete to disk and rename it to ``path``."""
+    _sync(temporary)
+    temporary.replace(path)
+    sync_folder(path.parent)
 
 
 def _sync(path: Path) -> int:

@@ -40,6 +40,10 @@ UTILIZATION = Metric("utilization_percent", 0, 100)
 DEVICE_MEMORY = Metric("device_memory_used_bytes", 0, 2**50)
 RECORDER_SPAN = Metric("recorder_span_ns", 1, 1e6)
 """What recording one span costs a rank, as it measured when it began; one row a rank."""
+OVERHEAD = Metric("recording_overhead_percent", -100, 1000)
+OVERHEAD_LOW = Metric("recording_overhead_percent_low", -100, 1000)
+OVERHEAD_HIGH = Metric("recording_overhead_percent_high", -100, 1000)
+"""How much longer a timed step of this host's ranks takes than a shadow step, and its interval of 95 %."""
 
 
 def judged(metric: Metric, value: float | None) -> dict[str, Any]:

@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from ..profiler.errors import MegascopeError
 from .durable import make_folders, write_durably
-from .manifest import FileEntry, Pruned, compactor_name, data_folder, quote_name
+from .manifest import FileEntry, Manifest, Pruned, compactor_name, data_folder, quote_name
 from .manifest_writer import GRACE_S, Key, ManifestWriter
+
+SPILL = "spill.tmp"
 
 
 class BlockKeeper(ManifestWriter):
     """The manifest of one block's compactor: one process at a time compacts or prunes a block.
 
     A snapshot lists new files and, at the same time, the files whose rows they hold: readers leave those out from that
-    moment on. Raises as ManifestWriter does.
+    moment on. Raises as ManifestWriter does, and TornManifestError where the newest manifest cannot be read: the rows
+    of the files that it lists may be nowhere else.
     """
 
     def __init__(self, root: Path, run: str, attempt: int, block: str, *, grace_s: float = GRACE_S) -> None:
         super().__init__(root, compactor_name(run, attempt, block), grace_s=grace_s)
         self.block = (run, attempt, block)
         self._committed = (frozenset(self._replaces), self._pruned)
+        try:
+            self.check_whole()
+        except MegascopeError:
+            self.close()
+            raise
         self._remove_orphans(f"*/run={quote_name(run)}/attempt={attempt}/block={quote_name(block)}/*")
 
     def __enter__(self) -> BlockKeeper:
@@ -28,6 +37,11 @@ class BlockKeeper(ManifestWriter):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def spill(self) -> Path:
+        """A folder for what does not fit into memory; the next holder of the lock deletes what a kill leaves in it."""
+        return self._folder / SPILL
 
     @property
     def is_lock_real(self) -> bool:
@@ -44,7 +58,11 @@ class BlockKeeper(ManifestWriter):
         self._order += 1
         path = self._new_path(key, self._order)
         made: list[FileEntry] = []
-        size = write_durably(self.root / path, lambda temporary: made.append(fill(temporary)))
+        try:
+            size = write_durably(self.root / path, lambda temporary: made.append(fill(temporary)))
+        except BaseException:
+            (self.root / path).unlink(missing_ok=True)  # it may have been renamed before that
+            raise
         entry = _placed(made[0], path, key, size)
         self._staged[path] = entry
         return entry
@@ -71,9 +89,10 @@ class BlockKeeper(ManifestWriter):
         A replaced file that nobody lists and that is gone from the disk is forgotten: no reader can come upon it.
         """
         self._replaces = {path for path in self._replaces if path in listed or (self.root / path).exists()}
-        number = self.publish()
-        self._committed = (frozenset(self._replaces), self._pruned)
-        return number
+        return self.publish()
+
+    def _taken(self, manifest: Manifest) -> None:
+        self._committed = (frozenset(manifest.replaces), manifest.pruned)
 
     def rollback(self) -> None:
         """Forget and delete what is staged, and what was not committed of the rest."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..profiler.errors import MegascopeError
 from ..profiler.topology import stable_id
 from .durable import make_folders, write_durably
-from .locks import FileLock
+from .marker import newer_schema
 from .schemas import SCHEMA_VERSION, TABLES
 
-MARKER = "_megascope.json"
+log = logging.getLogger(__name__)
+
 MANIFESTS = "_manifests"
 COMPACTOR = "compactor/"
 MANIFEST_VERSION = 1
@@ -112,6 +112,7 @@ class Manifest:
 
     ``order`` is the highest that any of its files ever had. Only a compactor's has ``replaces``, files of other writers
     that count no more because their rows are in its own files or were pruned, and ``pruned``.
+    ``has_gap``: one before it could not be read, so that files which nobody lists may be the only copies of their rows.
     """
 
     writer: str
@@ -122,6 +123,7 @@ class Manifest:
     order: int = 0
     replaces: tuple[str, ...] = ()
     pruned: tuple[Pruned, ...] = ()
+    has_gap: bool = False
 
 
 def quote_name(name: str) -> str:
@@ -164,7 +166,11 @@ def _plain(entry: FileEntry | Retired | Pruned) -> dict[str, Any]:
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
-    """Write a snapshot atomically and drop the writer's oldest ones."""
+    """Write a snapshot atomically and drop the writer's oldest ones.
+
+    OSError: it was not renamed, and nobody sees it. Once it was, readers may have seen it, so that nothing that goes
+    wrong afterwards is an error.
+    """
     folder = manifest_folder(root, manifest.writer)
     make_folders(folder)
     document = {
@@ -179,10 +185,19 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
     }
     if manifest.replaces or manifest.pruned:
         document |= {"replaces": manifest.replaces, "pruned": [_plain(each) for each in manifest.pruned]}
+    if manifest.has_gap:
+        document["has_gap"] = True
     text = json.dumps(document, separators=(",", ":"))
-    write_durably(folder / f"{manifest.snapshot:012d}.json", lambda path: _write_text(path, text))
-    for number in snapshot_numbers(folder)[KEPT_SNAPSHOTS:]:
-        (folder / f"{number:012d}.json").unlink(missing_ok=True)
+    path = folder / f"{manifest.snapshot:012d}.json"
+    try:
+        write_durably(path, lambda temporary: _write_text(temporary, text))
+    except OSError as error:
+        if not path.exists():
+            raise
+        log.warning("%s was written, but not yet forced to disk (%s).", path, error)
+    with contextlib.suppress(OSError):
+        for number in snapshot_numbers(folder)[KEPT_SNAPSHOTS:]:
+            (folder / f"{number:012d}.json").unlink(missing_ok=True)
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -226,11 +241,12 @@ def _parse(path: Path, number: int) -> Manifest | None:
         known = [number, int(document.get("order", 0)), *(_order(path) for path in _paths(files, retired))]
         replaces = tuple(str(path) for path in document.get("replaces", ()))
         pruned = tuple(Pruned(**each) for each in document.get("pruned", ()))
+        has_gap = bool(document.get("has_gap", False))
     except (ValueError, KeyError, TypeError):
         return None
     if not all(_is_inside(entry) for entry in files) or not all(_is_local(entry.path) for entry in retired):
         return None
-    return Manifest(writer, number, files, retired, state, max(known), replaces, pruned)
+    return Manifest(writer, number, files, retired, state, max(known), replaces, pruned, has_gap)
 
 
 def _paths(files: Iterable[FileEntry], retired: Iterable[Retired]) -> list[str]:
@@ -254,52 +270,9 @@ def _is_local(path: str) -> bool:
     return path.endswith(".parquet") and not path.startswith("/") and ".." not in path.split("/")
 
 
-def newer_schema(path: Path, version: object) -> MegascopeError:
-    """The error for something that a newer megascope wrote."""
-    return MegascopeError(
-        f"{path} was written with schema version {version}, newer than {SCHEMA_VERSION}: upgrade megascope to read it."
-    )
-
-
 def manifest_folders(root: Path) -> Iterator[Path]:
     """The folders of all writers of a store, in a fixed order."""
     folder = root / MANIFESTS
     if folder.is_dir():
         with os.scandir(folder) as entries:
             yield from sorted(Path(entry.path) for entry in entries if entry.is_dir())
-
-
-def write_marker(root: Path) -> None:
-    """Mark a folder as a store of this schema version: a reader of an older version would read new files wrongly.
-
-    Raises MegascopeError where the store is of a newer version than this.
-    """
-    make_folders(root)
-    text = json.dumps({"schema": SCHEMA_VERSION}) + "\n"
-    while _marked_version(root) != SCHEMA_VERSION:
-        lock = FileLock.acquire(root / f"{MARKER}.lock")  # many agents may begin a store at the same moment
-        if lock is None:
-            time.sleep(0.01)
-            continue
-        try:
-            write_durably(root / MARKER, lambda path: _write_text(path, text))
-        finally:
-            lock.release(delete=True)
-
-
-def check_marker(root: Path) -> bool:
-    """Whether the folder carries a store's marker. Raises MegascopeError for a newer schema or an unreadable marker."""
-    return _marked_version(root) is not None
-
-
-def _marked_version(root: Path) -> int | None:
-    path = root / MARKER
-    try:
-        version = json.loads(path.read_bytes())["schema"]
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise MegascopeError(f"{path} cannot be read ({error}): copy it again from the original store.") from error
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise newer_schema(path, version)
-    return version

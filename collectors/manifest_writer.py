@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from .manifest import (
     read_manifest,
     snapshot_numbers,
     write_manifest,
-    write_marker,
 )
+from .marker import write_marker
 from .schemas import SCHEMA_VERSION
 
-GRACE_S = 60.0
-"""A replaced file stays this long, so that readers of an older manifest can finish."""
+GRACE_S = 600.0
+"""A replaced file stays this long, so that readers of an older manifest can finish, be it a long export."""
 
 LOOK_EVERY_S = 10.0
 """How often a writer looks for files of its own that a compactor has replaced."""
@@ -43,6 +44,10 @@ Key = tuple[str, str, int, str]
 
 class WriterHeldError(MegascopeError):
     """Another process holds the writer's name, be it only for a moment."""
+
+
+class TornManifestError(MegascopeError):
+    """The newest manifest of a writer cannot be read, and whoever looks after it must not go on from an older one."""
 
 
 class ManifestWriter:
@@ -60,13 +65,16 @@ class ManifestWriter:
         make_folders(self._folder)
         lock = FileLock.acquire(self._folder / LOCK)
         if lock is None:
-            raise WriterHeldError(f"Another process writes to {self.root} as {writer!r}: end it, or use another name.")
+            raise WriterHeldError(
+                f"Another process holds the name {writer!r} in {self.root}: a compaction does so for a moment, so try "
+                "again; a second writer has to end, or use another name."
+            )
         self._lock = lock
-        for left_over in self._folder.glob("*.json.tmp"):
-            left_over.unlink(missing_ok=True)
+        _remove_left_over(self._folder)
         self.snapshot = max(snapshot_numbers(self._folder), default=0)
         manifest = _read_own(self._folder, writer, self.snapshot)
         self.is_whole = manifest.snapshot == self.snapshot
+        self._has_gap = manifest.has_gap or not self.is_whole
         self.state: Mapping[str, Any] = manifest.state
         self._live = {entry.path: entry for entry in manifest.files}
         self._retired = {entry.path: entry for entry in manifest.retired}
@@ -74,6 +82,7 @@ class ManifestWriter:
         self._replaces, self._pruned = set(manifest.replaces), manifest.pruned
         self._staged: dict[str, FileEntry] = {}
         self._replaced: set[str] = set()
+        self._offered: _Offer | None = None
         # Files of our own that a compactor has replaced: never merged again, and dropped with the next commit.
         self._compacted: set[str] = set()
         self._compactors: dict[tuple[str, int, str], int] = {}
@@ -90,9 +99,15 @@ class ManifestWriter:
         """The live files of the last commit."""
         return tuple(self._live.values())
 
+    def check_whole(self) -> None:
+        """Raise TornManifestError where the newest manifest cannot be read."""
+        if not self.is_whole:
+            raise TornManifestError(torn_sentence(self._folder, self.snapshot))
+
     def rollback(self) -> None:
-        """Forget and delete what is staged."""
-        for path in self._staged:
+        """Forget what is staged, and delete it unless the newest snapshot on the disk lists it."""
+        self._settle()
+        for path in self._staged if self._offered is None else ():
             with contextlib.suppress(OSError):
                 (self.root / path).unlink(missing_ok=True)
         self._staged, self._replaced = {}, set()
@@ -115,11 +130,35 @@ class ManifestWriter:
         manifest = Manifest(
             self.writer, self.snapshot + 1, tuple(live.values()), tuple(retired.values()),
             self.state if state is None else state, self._order, tuple(sorted(self._replaces)), self._pruned,
+            self._has_gap,
         )  # fmt: skip
-        write_manifest(self.root, manifest)
-        self.snapshot, self.state, self._live, self._retired = manifest.snapshot, manifest.state, live, retired
-        self._staged, self._replaced, self._compacted = {}, set(), set()
+        self._offered = _Offer(manifest, live, retired)
+        try:
+            write_manifest(self.root, manifest)
+        finally:
+            self._settle()
         return self.snapshot
+
+    def _settle(self) -> None:
+        """Take over what was offered, if it is on the disk: whatever was raised since, readers may have seen it."""
+        offer = self._offered
+        if offer is None:
+            return
+        try:
+            (self._folder / f"{offer.manifest.snapshot:012d}.json").stat()
+        except FileNotFoundError:
+            self._offered = None
+            return
+        except OSError:  # nobody knows: nothing of it is deleted, and the next commit writes the same number again
+            return
+        self.snapshot, self.state, self._live = offer.manifest.snapshot, offer.manifest.state, offer.live
+        self._retired = offer.retired
+        self._staged, self._replaced, self._compacted = {}, set(), set()
+        self._taken(offer.manifest)
+        self._offered = None
+
+    def _taken(self, manifest: Manifest) -> None:
+        """For what derives from this: a snapshot is valid now."""
 
     def look_for_compacted(self) -> None:
         """Find files of our own that a compactor has replaced; cheap when it did not."""
@@ -171,15 +210,41 @@ class ManifestWriter:
     def _remove_orphans(self, pattern: str) -> None:
         """Delete what an earlier incarnation of this writer staged and did not live to commit.
 
-        Without the newest manifest nobody knows which files those are: then they all stay.
+        Where a manifest could not be read once, nobody knows which files those are: they all stay, in later
+        incarnations too. Temporary files are never listed.
         """
-        if not self.is_whole:
-            return
         name = re.compile(re.escape(quote_name(self.writer)) + r"-\d{12}(-\d+)?\.parquet(\.tmp)?")
         for path in self.root.glob(pattern):
-            relative = path.relative_to(self.root).as_posix()
-            if name.fullmatch(path.name) and relative not in self._live and relative not in self._retired:
+            match, relative = name.fullmatch(path.name), path.relative_to(self.root).as_posix()
+            is_free = match is not None and (match[2] is not None or not self._has_gap)
+            if is_free and relative not in self._live and relative not in self._retired:
                 path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A snapshot on its way to the disk, and what its writer has once it is there."""
+
+    manifest: Manifest
+    live: dict[str, FileEntry]
+    retired: dict[str, Retired]
+
+
+def torn_sentence(folder: Path, newest: int) -> str:
+    """What to do about a newest manifest that cannot be read."""
+    return (
+        f"{folder / f'{newest:012d}.json'} cannot be read, so the files of this writer are left as they are: put it "
+        "back from a copy of the store, or delete it to give up the files that only it lists."
+    )
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Delete what an earlier holder of the lock wrote for the time being, and was killed over."""
+    for path in folder.glob("*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def key_of(entry: FileEntry) -> Key:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .durable import sync_folder
+from .durable import place_durably
 from .manifest import FileEntry
-from .parquet import ROW_GROUP_ROWS, conform, open_parquet
+from .parquet import conform, open_parquet, row_group_rows
 from .schemas import TABLES
 
 SMALL_FILE_BYTES = 4 * 2**20
@@ -96,20 +95,14 @@ class LargeMerge:
 
     def advance(self) -> bool:
         """Copy the next rows, and put the file in its place once it is whole; whether it is."""
-        copied = 0
+        copied, size = 0, row_group_rows(TABLES[self.entries[0].table].schema())
         for rows in self._rows:
-            self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+            self._writer.write_table(rows, row_group_size=size)
             copied += rows.num_rows
             if copied >= ROWS_AT_ONCE:
                 return False
         self._writer.close()
-        fd = os.open(self._temporary, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        self._temporary.replace(self._root / self.path)
-        sync_folder((self._root / self.path).parent)
+        place_durably(self._temporary, self._root / self.path)
         return True
 
     def entry(self) -> FileEntry:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import pyarrow as pa
+
 from .store import Attempt, Store
+from .windows import WINDOW_STEPS
 
 REACH = 3
 """A step is compared with those at most so many steps before or after it: the job changes slowly, if at all."""
@@ -15,14 +18,35 @@ REACH = 3
 MIN_COMPARED = 6
 """Below six comparisons even all of them together are no interval of 95 %."""
 
+READ_RANKS = 64
+READ_STEPS = 2000
+"""Of an attempt so many first ranks and newest steps are read: all ranks leave out the same steps, and meet in each."""
+
+STARTING_NS = 600 * 10**9
+"""A rank tells what a span costs it when it begins: looked for in so much time first, since samples go on for days."""
+
+_LAST_RANK = f"SELECT max(rank) FROM (SELECT DISTINCT rank FROM ranks ORDER BY rank LIMIT {READ_RANKS})"
+_BEFORE = f"SELECT max(step) - {READ_STEPS} FROM steps WHERE rank <= ?"
 _STEPS = """
     SELECT step, bool_or(shadow) AS shadow, median(duration_ns) AS duration_ns FROM steps
-    WHERE shadow IS NOT NULL AND duration_ns IS NOT NULL GROUP BY step ORDER BY step
+    WHERE rank <= ? AND step > ? AND shadow IS NOT NULL AND duration_ns IS NOT NULL GROUP BY step ORDER BY step
 """
-_COST = "SELECT median(value) FROM health WHERE metric = 'recorder_span_ns'"
+_COST = "SELECT median(value) FROM health WHERE metric = 'recorder_span_ns' AND moment_ns <= ?"
+_WINDOWS = """
+    WITH read AS (
+        SELECT rank, first_step, sum(duration_count) AS spans FROM rank_windows
+        WHERE window_steps = $3 AND rank <= $1 AND first_step > $2 GROUP BY ALL),
+    timed AS (
+        SELECT rank, step - step % $3 AS first_step, count(DISTINCT step) AS steps FROM steps
+        WHERE rank <= $1 AND step > $2 AND NOT coalesce(shadow, FALSE) GROUP BY ALL)
+    SELECT sum(spans) / sum(steps)::DOUBLE FROM read JOIN timed USING (rank, first_step)
+"""
 _SPANS = """
-    SELECT count(*) / count(DISTINCT (events.rank, events.step))::DOUBLE FROM events
-    JOIN (SELECT step FROM steps GROUP BY step HAVING NOT bool_or(coalesce(shadow, FALSE))) USING (step)
+    WITH timed AS (
+        SELECT DISTINCT rank, step FROM steps
+        WHERE rank <= $1 AND step > $2 AND NOT coalesce(shadow, FALSE) ORDER BY step DESC LIMIT 500)
+    SELECT count(*) / count(DISTINCT (rank, step))::DOUBLE FROM events JOIN timed USING (rank, step)
+    WHERE rank <= $1 AND step > $2
 """
 
 
@@ -47,27 +71,60 @@ class RecordingOverhead:
 
 
 def recording_overhead(store: Store, attempt: Attempt) -> RecordingOverhead:
-    """The overhead in one attempt; None for what its tables do not tell."""
-    rows = store.query(_STEPS, attempt=attempt).to_pylist()
+    """The overhead in one attempt, from a part of it (`READ_RANKS`); None for what its tables do not tell."""
+    last_rank = store.query(_LAST_RANK, attempt=attempt).column(0)[0].as_py()
+    before = store.query(_BEFORE, [last_rank], attempt).column(0)[0].as_py()
+    rows = store.query(_STEPS, [last_rank, before], attempt).to_pylist()
     durations = {int(row["step"]): float(row["duration_ns"]) for row in rows}
-    shadows = {int(row["step"]) for row in rows if row["shadow"]}
-    excess = compare_steps({step: ns for step, ns in durations.items() if step not in shadows},
-                           {step: durations[step] for step in shadows})  # fmt: skip
+    excess = compare_shadows(durations, {int(row["step"]) for row in rows if row["shadow"]})
     middle, low, high = median_interval(excess)
-    (span_ns,) = store.query(_COST, attempt=attempt).column(0).to_pylist() or [None]
-    (spans,) = store.query(_SPANS, attempt=attempt).column(0).to_pylist() or [None]
+    span_ns = _span_ns(store, attempt)
+    spans = _spans_per_step(store, attempt, last_rank, before)
     step_ns = median(durations.values()) if durations else None
-    is_known = span_ns is not None and spans is not None and not math.isnan(spans) and bool(step_ns)
+    calibrated = None
+    if span_ns is not None and spans is not None and step_ns:
+        calibrated = 100 * span_ns * spans / step_ns
     return RecordingOverhead(
         percent=middle,
         low=low,
         high=high,
         steps=len(excess),
         span_ns=span_ns,
-        spans_per_step=spans if is_known else None,
+        spans_per_step=None if calibrated is None else spans,
         step_ns=step_ns,
-        calibrated_percent=100 * span_ns * spans / step_ns if is_known else None,
+        calibrated_percent=calibrated,
     )
+
+
+def _span_ns(store: Store, attempt: Attempt) -> float | None:
+    """What a span costs, as the ranks that began first measured it; of an attempt without a start, all."""
+    forever = 2**63 - 1
+    for until_ns in (forever if attempt.start_ns is None else attempt.start_ns + STARTING_NS, forever):
+        found = _number(store.query(_COST, [until_ns], attempt))
+        if found is not None:
+            return found
+    return None
+
+
+def _spans_per_step(store: Store, attempt: Attempt, last_rank: int | None, before: int | None) -> float | None:
+    """Spans of a timed step of one rank: from the shortest windows that there are, else from raw spans."""
+    for width in WINDOW_STEPS:
+        found = _number(store.query(_WINDOWS, [last_rank, before, width], attempt))
+        if found is not None:
+            return found
+    return _number(store.query(_SPANS, [last_rank, before], attempt))
+
+
+def _number(table: pa.Table) -> float | None:
+    """The only value of a table; None where it is NULL or no number."""
+    (value,) = table.column(0).to_pylist() or [None]
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def compare_shadows(durations: Mapping[int, float], shadows: Collection[int]) -> list[float]:
+    """`compare_steps` of steps by number, of which those in ``shadows`` were not timed."""
+    timed = {step: duration for step, duration in durations.items() if step not in shadows}
+    return compare_steps(timed, {step: durations[step] for step in shadows if step in durations})
 
 
 def compare_steps(timed: Mapping[int, float], shadow: Mapping[int, float]) -> list[float]:

@@ -66,9 +66,11 @@ class Quota:
             self._said = True
             log.warning(
                 "The store %s has %d MiB, more than its quota of %d MiB: spans are dropped from here on and counted in "
-                "heartbeats.lost_spans; steps and heartbeats go on. Raise the quota or remove old runs.",
+                "heartbeats.lost_spans; rank_windows, steps and heartbeats go on. Make room with `megascope prune %s`, "
+                "or raise the quota.",
                 self.root,
                 size >> 20,
                 self.limit_bytes >> 20,
+                self.root,
             )
         return True

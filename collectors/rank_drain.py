@@ -41,7 +41,7 @@ class RankDrain:
         self.pending: list[SpanArrays] = []
         self._steps: list[dict[str, Any]] = []
         self.lost = 0
-        self.dropped = 0
+        self.dropped = self._refused = 0
         self.is_complete = self.is_behind = False
         self.died: ProcessState | None = None
         self.came_back = False
@@ -110,7 +110,7 @@ class RankDrain:
             "box": self._identity(),
             "tails": self._tails,
             "lost": self.lost,
-            "dropped": self.dropped,
+            "dropped": self.dropped + self._refused,
             "complete": self.is_complete,
             "died": self.died,
             "came_back": self.came_back,
@@ -197,15 +197,13 @@ class RankDrain:
         steps, self._steps = self._steps, []
         return steps
 
-    def drop_pending(self) -> int:
-        """Give pending spans up, where the store has no room for them; they are counted as lost."""
-        count = sum(map(len, self.pending))
-        self.pending = []
-        self.dropped += count
-        return count
+    def refuse_pending(self, refused: bool) -> None:
+        """Whether the store has no room for the pending spans: once the commit is made, they count as lost."""
+        self._refused = sum(map(len, self.pending)) if refused else 0
 
     def committed(self) -> None:
-        """What was pending is in the store."""
+        """What was pending is in the store, or was refused."""
+        self.dropped, self._refused = self.dropped + self._refused, 0
         self.pending = []
         self.metadata.free_steps()
 

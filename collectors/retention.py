@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..profiler.errors import MegascopeError
 from .blocks import QUIET_S, Block, HeldBlock, held_block, replaceable
 from .compaction_plan import moment_ns
 from .files import FileChecker
@@ -19,6 +20,7 @@ from .listing import Listing
 from .manifest import FileEntry, Pruned
 from .manifest_writer import GRACE_S
 from .retention_plan import Retention, choose
+from .sweeping import unwritable_sentence
 
 _STEP_COLUMNS = ("step", "first_step")
 
@@ -35,6 +37,11 @@ class PruneReport:
     being_written: int = 0
     busy_blocks: int = 0
     problems: list[str] = field(default_factory=list)
+
+    def say(self, problem: str) -> None:
+        """Add a problem, once."""
+        if problem not in self.problems:
+            self.problems.append(problem)
 
 
 def prune(
@@ -76,28 +83,34 @@ def _prune_blocks(
     for entry in chosen:
         by_block[entry.run, entry.attempt, entry.block].append(entry)
     for block, files in sorted(by_block.items()):
-        with held_block(root, block, listing, grace_s=grace_s, quiet_s=quiet_s) as held:
-            if held is None:
-                report.busy_blocks += 1
-            else:
-                _prune_block(root, held, files, report)
+        try:
+            with held_block(root, block, listing, grace_s=grace_s, quiet_s=quiet_s) as held:
+                if held is None:
+                    report.busy_blocks += 1
+                else:
+                    _prune_block(root, held, files, report)
+        except MegascopeError as error:
+            report.say(str(error))
+        except OSError as error:
+            report.say(unwritable_sentence(root, error))
+            break
 
 
 def _prune_block(root: Path, held: HeldBlock, files: Sequence[FileEntry], report: PruneReport) -> None:
     usable = {entry.path for entry in held.usable}
-    entries = [entry for entry in files if entry.path in usable]
-    report.being_written += len(files) - len(entries)
-    pruned = _together(_pruned(root, entry) for entry in entries)
-    if not entries:
-        return
-    held.keeper.replace(entries)
-    held.keeper.prune(pruned)
-    try:
-        held.keeper.commit(held.listed)
-    except OSError as error:
-        held.keeper.rollback()
-        report.problems.append(f"{len(entries)} files of run {files[0].run} were not pruned ({error}): try again.")
-    else:
+    each = {entry.path: _pruned(root, entry) for entry in files if entry.path in usable}
+    with held.holding(entry for entry in files if entry.path in usable) as entries:
+        report.being_written += len(files) - len(entries)
+        if not entries:
+            return
+        pruned = _together(each[entry.path] for entry in entries)
+        held.keeper.replace(entries)
+        held.keeper.prune(pruned)
+        try:
+            held.keeper.commit(held.listed)
+        except OSError:
+            held.keeper.rollback()
+            raise
         report.pruned += pruned
 
 

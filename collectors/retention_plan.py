@@ -28,11 +28,6 @@ class Retention:
     rollup_age_s: float | None = None
     size_bytes: int | None = None
 
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether nothing is to be deleted."""
-        return self.raw_age_s is None and self.rollup_age_s is None and self.size_bytes is None
-
 
 def stage(entry: FileEntry) -> int | None:
     """Place in the order of deletion: 0 goes first. None is kept for good.

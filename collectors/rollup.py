@@ -9,7 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .windows import METRICS, WINDOW_STEPS, Summary, Windows, add_up, coarser, concatenate, select, windows_of_spans
+from .windows import (
+    METRICS,
+    NO_LARGEST,
+    NO_LEAST,
+    UNKNOWN,
+    WINDOW_STEPS,
+    Summary,
+    Windows,
+    add_up,
+    coarser,
+    concatenate,
+    select,
+    windows_of_spans,
+)
 
 
 def window_rows(
@@ -39,7 +52,10 @@ def all_lengths(shortest: Windows) -> Windows:
 
 
 def to_arrow(windows: Windows) -> pa.Table:
-    """Windows as rows of ``rank_windows``, without run and attempt. Least and largest of nothing are NULL."""
+    """Windows as rows of ``rank_windows``, without run and attempt.
+
+    Least and largest of nothing are NULL, and so is everything that is not known.
+    """
     columns = {
         "rank": pa.array(windows.rank.astype(np.int32)),
         "segment": pa.array(windows.segment),
@@ -47,21 +63,24 @@ def to_arrow(windows: Windows) -> pa.Table:
         "first_step": pa.array(windows.first_step),
     }
     for metric, one in windows.summaries.items():
-        empty = one.count == 0
         columns |= {
-            f"{metric}_count": pa.array(one.count),
-            f"{metric}_sum_ns": pa.array(one.sum_ns),
-            f"{metric}_min_ns": pa.array(one.min_ns, mask=empty),
-            f"{metric}_max_ns": pa.array(one.max_ns, mask=empty),
+            f"{metric}_count": _known(one.count),
+            f"{metric}_sum_ns": _known(one.sum_ns),
+            f"{metric}_min_ns": _known(one.min_ns, NO_LEAST),
+            f"{metric}_max_ns": _known(one.max_ns, NO_LARGEST),
         }
-    columns |= {"exposed_count": pa.array(windows.exposed_count), "exposed_sum_ns": pa.array(windows.exposed_sum_ns)}
+    columns |= {"exposed_count": _known(windows.exposed_count), "exposed_sum_ns": _known(windows.exposed_sum_ns)}
     for metric, one in windows.summaries.items():
         offsets = pa.array(one.offsets.astype(np.int32))
-        columns |= {
-            f"{metric}_bins": pa.ListArray.from_arrays(offsets, pa.array(one.bins)),
-            f"{metric}_bin_counts": pa.ListArray.from_arrays(offsets, pa.array(one.bin_counts.astype(np.int32))),
-        }
+        # Spans without any entry have a histogram that nobody told; no spans have an empty one.
+        mask = pa.array((one.count != 0) & (np.diff(one.offsets) == 0))
+        for part, values in (("bins", one.bins), ("bin_counts", one.bin_counts.astype(np.int32))):
+            columns[f"{metric}_{part}"] = pa.ListArray.from_arrays(offsets, pa.array(values), mask=mask)
     return pa.table(columns)
+
+
+def _known(values: npt.NDArray[np.int64], unknown: int = UNKNOWN) -> pa.Array:
+    return pa.array(values, mask=values == unknown)
 
 
 def from_arrow(rows: pa.Table) -> Windows:
@@ -73,7 +92,8 @@ def from_arrow(rows: pa.Table) -> Windows:
 
 
 def _summary(table: pa.Table, metric: str) -> Summary:
-    scalars = {name: _integers(table, f"{metric}_{name}") for name in ("count", "sum_ns", "min_ns", "max_ns")}
+    missing = {"count": UNKNOWN, "sum_ns": UNKNOWN, "min_ns": NO_LEAST, "max_ns": NO_LARGEST}
+    scalars = {name: _integers(table, f"{metric}_{name}", value) for name, value in missing.items()}
     bins, counts = (_list(table, f"{metric}_{name}") for name in ("bins", "bin_counts"))
     lengths = bins.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -81,8 +101,9 @@ def _summary(table: pa.Table, metric: str) -> Summary:
     return Summary(offsets=offsets, bins=bins.flatten().to_numpy().astype(np.int32), bin_counts=values, **scalars)
 
 
-def _integers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    return np.asarray(table[name].fill_null(0).to_numpy(), np.int64)
+def _integers(table: pa.Table, name: str, missing: int = UNKNOWN) -> npt.NDArray[np.int64]:
+    column = table[name]
+    return np.asarray((column.fill_null(missing) if column.null_count else column).to_numpy(), np.int64)
 
 
 def _list(table: pa.Table, name: str) -> pa.ListArray:

@@ -101,7 +101,10 @@ def _blocks(*windows: Windows) -> list[int]:
 
 
 def _left_open(writer: TableWriter, run: str, attempt: int) -> Windows:
-    """The windows that still grew when the last commit of this writer was made, by whichever agent."""
+    """The windows that still grew when the last commit of this writer was made, by whichever agent.
+
+    OSError: a file cannot be read now. Whoever calls must try again, since its windows would be cut short for good.
+    """
     parts = []
     for entry in writer.committed_files:
         is_ours = (entry.table, entry.run, entry.attempt) == ("rank_windows", run, attempt)
@@ -109,5 +112,13 @@ def _left_open(writer: TableWriter, run: str, attempt: int) -> Windows:
             try:
                 parts.append(from_arrow(read_parquet(writer.root / entry.path)))
             except (OSError, pa.ArrowException) as error:
+                if not _is_damage(error):
+                    raise
                 log.warning("%s cannot be read (%s): windows that were not complete begin anew.", entry.path, error)
     return concatenate(parts)
+
+
+def _is_damage(error: OSError | pa.ArrowException) -> bool:
+    """Whether a file is damaged or gone for good. The operating system numbers its errors, which may pass; Parquet's
+    on pages that cannot be decoded have no number."""
+    return not isinstance(error, OSError) or error.errno is None or isinstance(error, FileNotFoundError)

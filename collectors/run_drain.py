@@ -13,7 +13,7 @@ from ..profiler.topology import stable_id
 from .attempt_drain import AttemptDrain
 from .locks import FileLock
 from .outbox import UNFIT
-from .writer import TableWriter
+from .writer import TableWriter, WriterHeldError
 
 log = logging.getLogger(__name__)
 
@@ -170,8 +170,15 @@ class RunDrain:
         return kept | {str(number): attempt.state() for number, attempt in self.attempts.items()}
 
     def _say(self, error: Exception) -> None:
-        if str(error) != self._problem:
-            self._problem = str(error)
+        if str(error) == self._problem:
+            return
+        self._problem = str(error)
+        if isinstance(error, WriterHeldError):
+            log.warning(
+                "Run %s waits: a compaction of %s holds its writer for a moment. It keeps its boxes and tries again.",
+                self.run, self._store,
+            )  # fmt: skip
+        else:
             log.warning(
                 "Run %s waits for its store %s, which cannot be written (%s): the boxes keep the spans, trying again.",
                 self.run, self._store, error,

@@ -2,77 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
-"""Version of all tables together; a store of a newer version is refused with a sentence.
+from .schema_types import F64 as _F64
+from .schema_types import FLIGHT, GROUP_PROGRESS, SCHEMA_VERSION, Column, Table
+from .schema_types import I16 as _I16
+from .schema_types import I32 as _I32
+from .schema_types import I64 as _I64
+from .schema_types import NAME as _NAME
+from .schema_types import table_of as _table
 
-A column that is added raises it by one; no column is ever renamed, removed or given another type. Then files of an
-older version are read with NULL for what they lack. Version 1 was that of release 0.1.0.
-"""
+__all__ = [
+    "FLIGHT",
+    "GROUP_PROGRESS",
+    "OPEN",
+    "RANKS_PER_BLOCK",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "WRITER_COLUMN",
+    "WRITTEN_COLUMN",
+    "Column",
+    "Table",
+    "block_name",
+    "is_open_block",
+    "open_block_name",
+]
 
 RANKS_PER_BLOCK = 512
-
-_NAME = pa.dictionary(pa.int32(), pa.string())
-_I64, _I32, _I16, _F64 = pa.int64(), pa.int32(), pa.int16(), pa.float64()
-
-FLIGHT = pa.struct(
-    [
-        ("segment", pa.string()),
-        ("kind", pa.string()),
-        ("group", _I64),
-        ("sequence", _I64),
-        ("peer", _I32),
-        ("microbatch", _I32),
-        ("begun_ns", _I64),
-        ("size_bytes", _I64),
-        ("waiting", pa.bool_()),
-    ]
-)
-"""One segment in flight in a heartbeat: as in `in_flight`, outermost first."""
-
-GROUP_PROGRESS = pa.struct([("group", _I64), ("issued", _I64), ("completed", _I64)])
-"""Last sequence number that a rank issued, and completed, in a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: Arrow type, one sentence of meaning, and whether NULL may stand in it."""
-
-    name: str
-    type: pa.DataType
-    doc: str
-    nullable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table of the store. The columns ``run`` and ``attempt`` come first in every one."""
-
-    name: str
-    doc: str
-    columns: tuple[Column, ...]
-    has_axes: bool = False
-
-    def schema(self, axes: Iterable[str] = ()) -> pa.Schema:
-        """Arrow schema, its version in the metadata; each of ``axes`` adds an int32 column where the table has them."""
-        fields = [pa.field(column.name, column.type, column.nullable) for column in self.columns]
-        if self.has_axes:
-            fields += [pa.field(axis, pa.int32(), True) for axis in axes]
-        metadata = {"megascope.table": self.name, "megascope.schema": str(SCHEMA_VERSION)}
-        return pa.schema(fields, metadata=metadata)
-
-
-def _table(name: str, doc: str, *columns: Column, has_axes: bool = False) -> Table:
-    key = (
-        Column("run", _NAME, "The training job, through all its restarts.", nullable=False),
-        Column("attempt", _I32, "The incarnation of the run, launch to exit: 0, 1, ...", nullable=False),
-    )
-    return Table(name, doc, key + columns, has_axes)
-
 
 WRITTEN_COLUMN, WRITER_COLUMN = "written_ns", "writer"
 """Columns that only the files have: the views use them to choose the newest row of a key, and leave them out."""
@@ -252,13 +208,15 @@ TABLES: dict[str, Table] = {
         ),
         _table(
             "clock_offsets",
-            "Offset of a host's clock from the reference host.",
+            "Offset of a host's clock from the reference host. A row that is written again for the same host, moment "
+            "and source replaces the older one.",
             Column("host", _NAME, "Name of the machine.", nullable=False),
             Column("moment_ns", _I64, "Moment for which the offset holds.", nullable=False),
             Column("offset_ns", _I64, "To be added to the host's times.", nullable=False),
             Column("drift_ppb", _F64, "Change of the offset, parts per billion."),
             Column("uncertainty_ns", _I64, "No order finer than this is claimed."),
             Column("source", _NAME, "host, exchange, ends, or exchange-and-ends; NULL: not told."),
+            _WRITTEN,
         ),
         _table(
             "in_flight",

@@ -20,7 +20,8 @@ from .duck import as_duckdb_error, connect, is_read_error, plain_integers, query
 from .evolution import ByVersion, by_version, identifier
 from .files import DamagedFile, FileChecker
 from .listing import Listing
-from .manifest import FileEntry, Pruned, check_marker, manifest_folders
+from .manifest import FileEntry, Pruned, manifest_folders
+from .marker import check_marker
 from .schemas import TABLES
 from .views import ViewSource, view_statements
 
@@ -234,7 +235,7 @@ class Store:
             return True
         with self._lock:
             paths = [path for table in self.tables() for path in self.files(table, attempt)]
-            if self._checker.check_thoroughly(paths):
+            if self._checker.check_thoroughly([path for path in paths if str(path) in str(error)] or paths):
                 self._damage += 1
                 return True
         return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .clock_sql import EVENTS_ALIGNED
 from .evolution import ByVersion, identifier, literal, nothing_of, scan
 from .schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN, Table
-from .window_sql import WINDOWS
+from .window_sql import windows_view
 
 __all__ = ["NEWEST_ROW_OF", "ViewSource", "identifier", "literal", "newest_rows", "view_statements"]
 
@@ -20,6 +20,7 @@ NEWEST_ROW_OF: Mapping[str, tuple[str, ...]] = {
     "incidents": ("run", "attempt", "incident"),
     "faults": ("run", "attempt", "fault"),
     "steps": ("run", "attempt", "rank", "step"),
+    "clock_offsets": ("run", "attempt", "host", "moment_ns", "source"),
 }
 """Tables whose rows may be written several times, by one writer or by many: the newest of a key is shown."""
 
@@ -48,7 +49,7 @@ def view_statements(source: ViewSource) -> dict[str, str]:
     selects["steps"] = _NEWEST_STEPS if source.has_restarts else "SELECT * FROM steps_all"
     selects["spans"] = _spans_view(source)
     selects["events_aligned"] = EVENTS_ALIGNED
-    selects["windows"] = WINDOWS
+    selects["windows"] = windows_view(has_restarts=source.has_restarts)
     return selects
 
 

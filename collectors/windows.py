@@ -17,7 +17,8 @@ WINDOW_STEPS = (10, 100, 1000)
 
 METRICS = ("duration", "self")
 
-_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+UNKNOWN = -1
+NO_LEAST, NO_LARGEST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 _DENSE_PER_ROW = 64
 """A table of all possible keys is made where it has at most so many places for each value; else keys are sorted."""
 
@@ -27,8 +28,11 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Count, sum, least and largest value [R] of a time in ns, and its log-histograms: those of row r are
-    ``bins[offsets[r]:offsets[r + 1]]``, ascending, with their counts. Where a count is 0, least and largest mean
-    nothing."""
+    ``bins[offsets[r]:offsets[r + 1]]``, ascending, with their counts.
+
+    A count or sum that is not known is `UNKNOWN`. Least and largest of nothing, or not known, are `NO_LEAST` and
+    `NO_LARGEST`, which add up with others as nothing would.
+    """
 
     count: IntArray
     sum_ns: IntArray
@@ -45,7 +49,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Rows of ``rank_windows``: keys [R], a `Summary` for each of `METRICS`, count and sum of exposed time [R]."""
+    """Rows of ``rank_windows``: keys [R], a `Summary` for each of `METRICS`, count and sum of exposed time [R]
+    (`UNKNOWN` where they are not known)."""
 
     rank: IntArray
     segment: IntArray
@@ -63,6 +68,16 @@ def sum_by(place: IntArray, values: npt.NDArray[Any], count: int) -> IntArray:
     """Exact sums of integers that belong to ``count`` places."""
     result = np.zeros(count, np.int64)
     np.add.at(result, place, values)
+    return result
+
+
+def _sum_known(place: IntArray, values: IntArray, count: int) -> IntArray:
+    """Sums of the values that are known; `UNKNOWN` where none is, as in SQL."""
+    known = values != UNKNOWN
+    if known.all():
+        return sum_by(place, values, count)
+    result = sum_by(place[known], values[known], count)
+    result[np.bincount(place[known], minlength=count) == 0] = UNKNOWN
     return result
 
 
@@ -98,7 +113,7 @@ def _ragged(place: IntArray, bins: npt.NDArray[np.int32], weights: IntArray | No
 
 def summarize(place: IntArray, values: IntArray, bins: npt.NDArray[np.int32], rows: int) -> Summary:
     """Summary of times (all there, ns) that belong to ``rows`` places."""
-    least, largest = np.full(rows, _MOST), np.full(rows, _LEAST)
+    least, largest = np.full(rows, NO_LEAST), np.full(rows, NO_LARGEST)
     np.minimum.at(least, place, values)
     np.maximum.at(largest, place, values)
     count = np.bincount(place, minlength=rows)
@@ -196,7 +211,7 @@ def add_up(windows: Windows) -> Windows:
     return Windows(
         windows.rank[at], windows.segment[at], windows.window_steps[at], windows.first_step[at],
         {metric: _add_summaries(place, one, rows) for metric, one in windows.summaries.items()},
-        sum_by(place, windows.exposed_count, rows), sum_by(place, windows.exposed_sum_ns, rows),
+        _sum_known(place, windows.exposed_count, rows), _sum_known(place, windows.exposed_sum_ns, rows),
     )  # fmt: skip
 
 
@@ -218,12 +233,11 @@ def _numbers_of_keys(columns: Sequence[IntArray]) -> IntArray:
 
 
 def _add_summaries(place: IntArray, one: Summary, rows: int) -> Summary:
-    least, largest = np.full(rows, _MOST), np.full(rows, _LEAST)
-    filled = one.count > 0
-    np.minimum.at(least, place[filled], one.min_ns[filled])
-    np.maximum.at(largest, place[filled], one.max_ns[filled])
+    least, largest = np.full(rows, NO_LEAST), np.full(rows, NO_LARGEST)
+    np.minimum.at(least, place, one.min_ns)
+    np.maximum.at(largest, place, one.max_ns)
     ragged = _ragged(place[one.entry_rows()], one.bins, one.bin_counts, rows)
-    return Summary(sum_by(place, one.count, rows), sum_by(place, one.sum_ns, rows), least, largest, *ragged)
+    return Summary(_sum_known(place, one.count, rows), _sum_known(place, one.sum_ns, rows), least, largest, *ragged)
 
 
 def concatenate(parts: Sequence[Windows]) -> Windows:

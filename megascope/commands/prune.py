@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -40,9 +39,10 @@ def prune(
     grace: Annotated[
         float,
         Parameter(
-            help="Seconds that replaced files stay for those who read them; waits as long.", validator=Number(gte=0)
+            help="Seconds that replaced files stay for those who read them; a later run deletes them.",
+            validator=Number(gte=0),
         ),
-    ] = 60.0,
+    ] = 600.0,
     dry_run: Annotated[bool, Parameter(negative="", help="Say what would be deleted, and change nothing.")] = False,
     json: Json = False,
 ) -> int:
@@ -51,7 +51,8 @@ def prune(
     Without limits nothing is deleted but files whose rows are in others. With limits, the oldest raw data goes first:
     spans, then heartbeats and health, then windows of 10 steps, of 100, of 1000, then steps. Runs, ranks, incidents
     and the other small tables stay. Jobs may write and people may read meanwhile, and it may be killed. The store
-    remembers what was deleted. Run it from one machine, for instance daily.
+    remembers what was deleted. Replaced files leave the disk with the first run after the grace; with --grace 0, which
+    is for when nobody reads, at once. Run it from one machine, for instance daily.
 
     Example: megascope prune /data/store --older-than 7d --max-size 500GB
     """
@@ -67,13 +68,6 @@ def prune(
     )
     with progress_of("Compacting") as progress:
         report = upkeep(store, retention, compacts=compact, dry_run=dry_run, grace_s=grace, progress=progress)
-    if report.is_waiting and not dry_run:
-        with progress_of("Waiting for those who read") as progress:
-            started = time.monotonic()
-            while (passed := time.monotonic() - started) < grace:
-                progress(int(passed), int(grace))
-                time.sleep(min(0.5, grace - passed))
-        report.delete_replaced(grace)
     for problem in report.problems:
         sys.stderr.write(f"megascope: {problem}\n")
     if json:
@@ -121,9 +115,14 @@ def _table(report: UpkeepReport) -> Table:
         where = f"{verb}: {name} of run {each.run}, attempt {each.attempt}"
         step = "" if each.last_step is None else str(each.last_step)
         table.add_row(where, str(each.files), str(each.rows), size_text(each.size_bytes), step)
-    for what, files in (("still being written", report.being_written), ("damaged, left", len(done.damaged))):
-        if files:
-            table.add_row(what, str(files), "", "", "")
+    for what, count in (
+        ("replaced, to be deleted by a run after the grace", report.waiting_files),
+        ("still being written", report.being_written),
+        ("damaged, left", len(done.damaged)),
+        ("blocks held by another process, left", report.busy_blocks),
+    ):
+        if count:
+            table.add_row(what, str(count), "", "", "")
     if not table.row_count:
         table.add_row("nothing to do", "", "", "", "")
     return table

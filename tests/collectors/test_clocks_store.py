@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors.clock_pairs import Side
-from megascope.collectors.clock_samples import find_shared_groups, read_ends
+from megascope.collectors import clock_update, clock_watch
+from megascope.collectors.clock_pairs import Ends, Side
+from megascope.collectors.clock_samples import SharedGroups, find_shared_groups, read_ends
 from megascope.collectors.clock_sql import OffsetSource
 from megascope.collectors.clock_update import ClockKeeper, update_clock_offsets
 from megascope.collectors.clock_watch import ClockWatch, Presence
 from megascope.collectors.clocks import load_clocks
-from megascope.collectors.store import Store
+from megascope.collectors.compaction import compact
+from megascope.collectors.retention_plan import Retention
+from megascope.collectors.store import Attempt, Store
 from megascope.collectors.timeline import export_chrome
+from megascope.collectors.upkeep import upkeep
 from megascope.collectors.writer import TableWriter
 from support.clock_scenes import FIRST_NS, SECOND, Truth
 from support.clock_store import clocks_of, shown, write_job
@@ -35,9 +39,7 @@ def writer(tmp_path: Path) -> Iterator[TableWriter]:
 
 
 def update(writer: TableWriter) -> int:
-    added = update_clock_offsets(writer.root, writer)
-    writer.commit()
-    return added
+    return update_clock_offsets(writer.root)
 
 
 def offsets(root: Path) -> list[dict[str, Any]]:
@@ -243,6 +245,18 @@ def test_agents_of_one_host_write_nothing_and_a_missing_store_stops_none(
     assert len(caplog.records) == 1
 
 
+def test_upkeep_notes_offsets_before_it_deletes_the_spans_that_tell_them(writer: TableWriter) -> None:
+    truth = clocks_of(3)
+    write_job(writer, truth, range(170), hosts=HOSTS, exit_reason="finished")
+    writer.close()
+    report = upkeep(writer.root, Retention(raw_age_s=0.0), quiet_s=0.0)
+    assert report.problems == []
+    with Store(writer.root) as store:
+        assert store.entries("events") == []
+    assert len(offsets(writer.root)) == 12
+    assert_right(writer.root, truth, range(1, 169, 7))
+
+
 # -- one definition ---------------------------------------------------------------------------------------------
 
 
@@ -290,6 +304,87 @@ def test_sql_and_python_align_alike(
         assert row["uncertainty_ns"] >= min(knot[3] for knot in knots)
         offset = float(clock.offsets_ns(np.array([float(moment - FIRST_NS)]), FIRST_NS)[0])
         assert abs(moment + offset - row["start_ns"]) <= 600
+
+
+def test_of_rows_that_contradict_each_other_the_surest_counts_and_none_is_excluded(writer: TableWriter) -> None:
+    rows: dict[str, list[Any]] = {
+        "host": ["b"] * 3,
+        "moment_ns": [FIRST_NS] * 3,
+        "offset_ns": [900, 500, 100],
+        "drift_ppb": [9.0, 5.0, 1.0],
+        "uncertainty_ns": [30, 10, 20],
+        "source": [None, OffsetSource.EXCHANGE, OffsetSource.HOST],
+    }
+    writer.write("ranks", "job", 0, {"rank": [0, 1], "host": ["a", "b"]})
+    writer.write("clock_offsets", "job", 0, rows)
+    writer.commit()
+    with Store(writer.root) as store:
+        clock = load_clocks(store, store.attempt()).known["b"]
+    assert clock.aligned_ns(FIRST_NS) == FIRST_NS + 500
+    assert clock.pieces[-1].slope == 5e-9
+    assert clock.uncertainty_ns(FIRST_NS) == 30 + 800
+
+
+def test_an_offset_that_is_written_again_replaces_the_older_one_also_after_compaction(tmp_path: Path) -> None:
+    def write(host: str, offset_ns: int, source: str | None) -> None:
+        row: dict[str, list[Any]] = {"host": [host], "moment_ns": [100], "uncertainty_ns": [5]}
+        with TableWriter(tmp_path / "store", host) as one:
+            one.write("clock_offsets", "job", 0, {**row, "offset_ns": [offset_ns], "source": [source]}, replace=True)
+            one.commit()
+
+    def shown_rows() -> list[tuple[Any, ...]]:
+        return [(row["host"], row["offset_ns"], row["source"]) for row in offsets(tmp_path / "store")]
+
+    write("a", 1, OffsetSource.EXCHANGE)
+    write("b", 2, None)
+    assert compact(tmp_path / "store", quiet_s=0.0).files_after == 1
+    write("a", 999, OffsetSource.EXCHANGE)
+    write("b", 888, None)
+    for _ in range(2):
+        assert shown_rows() == [("a", 999, OffsetSource.EXCHANGE), ("b", 888, None)]
+        compact(tmp_path / "store", quiet_s=0.0)
+
+
+# -- windows that nobody can align -----------------------------------------------------------------------------
+
+
+def test_windows_that_cannot_be_aligned_are_read_once_and_a_few_at_a_time(
+    writer: TableWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(store: Store, attempt: Attempt, groups: SharedGroups, steps: Sequence[int]) -> Ends:
+        read.append(min(steps))
+        return read_ends(store, attempt, groups, steps)
+
+    alone = ((0,), (1,), (2,))
+    write_job(writer, clocks_of(3), range(300), hosts=HOSTS, groups=alone, step_s=10.0)
+    monkeypatch.setattr(clock_update, "read_ends", counted)
+    with Store(writer.root) as store:
+        keeper = ClockKeeper(store.attempt())
+        for whole in (3, 6, 6, 6):
+            assert keeper.new_rows(store, is_over=False, most=3) == []
+            assert len(read) == whole, "windows of 60, 180, 600, 1200, 1800 and 2400 s have closed"
+            assert keeper.is_behind == (whole == 3)
+        write_job(writer, clocks_of(3), range(300, 306), hosts=HOSTS, groups=alone, step_s=10.0)
+        store.refresh()
+        keeper.new_rows(store, is_over=False)
+        assert len(read) == len(set(read)) == 7, "one more has closed"
+
+
+def test_an_agent_that_finds_hours_of_windows_takes_them_poll_by_poll(
+    writer: TableWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_watch, "MOST_WINDOWS", 2)
+    write_job(writer, clocks_of(3), range(300), hosts=HOSTS, step_s=10.0, exit_reason="finished")
+    here = {("job", 0): Presence(is_shared=True, has_reference=True)}
+    watch = ClockWatch(writer.root, every_s=3600.0)
+    watch._due = 0.0
+    counts = []
+    for present in (here, here, here, {}, {}):
+        watch.poll(present)
+        counts.append(len(offsets(writer.root)))
+    assert counts == [12, 24, 36, 42, 42]
 
 
 # -- readers ----------------------------------------------------------------------------------------------------

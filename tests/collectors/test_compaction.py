@@ -14,11 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megascope.collectors import durable
 from megascope.collectors.compaction import compact
 from megascope.collectors.compaction_idle import compact_if_alone
+from megascope.collectors.compaction_merge import Merge
+from megascope.collectors.keeper import SPILL
+from megascope.collectors.mounts import mount_type
+from megascope.collectors.run_drain import RunDrain
 from megascope.collectors.store import Store
 from megascope.collectors.sweeping import sweep
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writer import TableWriter, WriterHeldError
 from support import churn
 from support.churn import Actor, look, survive
 from support.dying import EXIT_CODE, Point
@@ -63,6 +68,31 @@ def test_a_compactor_and_pruner_may_die_at_any_point(point: Point, crowded: Path
     process = Actor("pruner", root, rounds=2, pause_s=0.0, grace_s=0.0, quiet_s=0.0, point=point).start()
     process.join(timeout=60)
     assert process.exitcode == EXIT_CODE
+    survive(root)
+
+
+@pytest.mark.parametrize("what", ["large-before-rename", "large-after-rename"])
+def test_a_writer_may_die_at_the_rename_of_a_merge_of_large_files(what: str, store_root: Path) -> None:
+    point = Point(what, 1)
+    process = Actor("writer", store_root, 1, rounds=200, pause_s=0.0, seal_after_s=60.0, point=point).start()
+    process.join(timeout=60)
+    assert process.exitcode == EXIT_CODE
+    survive(store_root)
+
+
+@pytest.mark.parametrize("how", ["error", "interrupt"])
+@pytest.mark.parametrize("number", [1, 2, 7])
+@pytest.mark.parametrize("what", ["before-rename", "after-rename"])
+def test_an_error_or_ctrl_c_at_a_point_loses_nothing(
+    what: str, number: int, how: str, crowded: Path, tmp_path: Path
+) -> None:
+    """The process goes on, or cleans up: neither may delete what the manifests on the disk list."""
+    root = tmp_path / "store"
+    shutil.copytree(crowded, root)
+    point = Point(what, number, how)
+    process = Actor("pruner", root, rounds=2, pause_s=0.0, grace_s=0.0, quiet_s=0.0, point=point).start()
+    process.join(timeout=60)
+    assert process.exitcode == (0 if how == "error" else 1)
     survive(root)
 
 
@@ -261,6 +291,132 @@ def test_no_value_changes(tmp_path_factory: pytest.TempPathFactory, data: st.Dat
     assert seen() == before
 
 
+def _gone_writers(root: Path, names: str, events: Callable[..., Any], first: int = 1) -> None:
+    """Writers that wrote ten spans each, and are gone."""
+    for place, name in enumerate(names):
+        with TableWriter(root, name, grace_s=0.0) as writer:
+            writer.write("events", "r", 0, events(10, first=first + 10 * place))
+            writer.commit()
+
+
+def _spans(root: Path) -> int:
+    with Store(root) as store:
+        found = store.read("events", store.attempt(), ["sequence"])["sequence"].to_pylist()
+    assert len(set(found)) == len(found)
+    return len(found)
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_once_a_snapshot_was_renamed_nothing_takes_it_back(
+    store_root: Path, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The sync of the folder, and what comes behind it, fails: readers see the snapshot already."""
+    _gone_writers(store_root, "abc", events)
+    sync = durable.sync_folder
+
+    def failing(folder: Path) -> None:
+        if folder.name.startswith("compactor") and list(folder.glob("*.json")):
+            raise error
+        sync(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_folder", failing)
+        if isinstance(error, OSError):
+            assert compact(store_root, grace_s=0, quiet_s=0).files_after == 1
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                compact(store_root, grace_s=0, quiet_s=0)
+    assert _spans(store_root) == 30
+    for _ in range(2):
+        sweep(store_root, 0)
+    assert _spans(store_root) == 30
+    assert len(list(store_root.rglob("*.parquet"))) == 1
+    _gone_writers(store_root, "de", events, first=31)
+    assert compact(store_root, grace_s=0, quiet_s=0).files_before == 3
+    assert _spans(store_root) == 50
+
+
+def test_a_damaged_manifest_of_a_compactor_is_left_until_it_is_put_back(
+    store_root: Path, events: Callable[..., Any]
+) -> None:
+    _gone_writers(store_root, "abc", events)
+    compact(store_root, quiet_s=0)
+    _gone_writers(store_root, "def", events, first=31)
+    compact(store_root, quiet_s=0)
+    for _ in range(2):  # the writers let go of what was replaced: the compacted file is the only copy
+        for name in "abcdef":
+            with TableWriter(store_root, name, grace_s=0.0) as writer:
+                writer.commit()
+    newest = max(store_root.glob("_manifests/compactor*/*.json"))
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:50])
+    said: list[str] = []
+    for number, names in enumerate(("gh", "ij")):
+        _gone_writers(store_root, names, events, first=61 + 20 * number)
+        report = compact(store_root, quiet_s=0)
+        assert report.files_before == 0
+        (problem,) = report.problems
+        assert str(newest) in problem
+        assert sweep(store_root, 0, say=said.append) == 0
+    assert said == report.problems * 2
+    newest.write_bytes(whole)
+    assert _spans(store_root) == 100
+    assert compact(store_root, quiet_s=0).files_before == 5
+    assert _spans(store_root) == 100
+
+
+def test_what_a_kill_left_to_spill_goes_at_the_next_start(store_root: Path, events: Callable[..., Any]) -> None:
+    _gone_writers(store_root, "abc", events)
+    compact(store_root, quiet_s=0)
+    spill = next(store_root.glob("_manifests/compactor*")) / SPILL
+    spill.mkdir()
+    (spill / "duckdb_temp_storage-0.tmp").write_bytes(b"x" * 1000)
+    sweep(store_root, 3600)
+    assert not spill.exists()
+    assert _spans(store_root) == 30
+
+
+def test_a_returning_writer_waits_for_one_merge_only(
+    store_root: Path, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one attempt's table is merged, writers of the block that have no part in it are free."""
+    _gone_writers(store_root, "ab", events)
+    for name in "cd":
+        with TableWriter(store_root, name) as writer:
+            writer.write("steps", "r", 0, {"rank": [0], "step": [0], "start_ns": [0]})
+            writer.commit()
+    seen: dict[str, set[str]] = {}
+    levels = Merge.levels
+
+    def looking(merge: Merge) -> list[int | None]:
+        held = {name for name in "abcd" if _is_held(store_root, name)}
+        seen[merge.entries[0].table] = held
+        return levels(merge)
+
+    monkeypatch.setattr(Merge, "levels", looking)
+    compact(store_root, quiet_s=0)
+    assert seen == {"events": {"a", "b"}, "steps": {"c", "d"}}
+
+
+def _is_held(root: Path, name: str) -> bool:
+    try:
+        TableWriter(root, name).close()
+    except WriterHeldError as error:
+        return "compaction" in str(error)
+    return False
+
+
+def test_a_compaction_stops_when_it_is_told(store_root: Path, events: Callable[..., Any]) -> None:
+    _gone_writers(store_root, "abc", events)
+    asked = [False, False, True]  # before the block, before its merge, and within it
+    report = compact(store_root, quiet_s=0, should_stop=lambda: asked.pop(0))
+    assert asked == []
+    assert (report.files_before, report.problems) == (0, [])
+    assert len(list(store_root.rglob("*.parquet"))) == 3
+    assert not list(store_root.rglob("*.tmp"))
+    assert compact(store_root, quiet_s=0).files_before == 3
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------
 
 
@@ -336,12 +492,31 @@ def test_a_store_that_was_opened_long_ago_finds_what_was_merged_since(
 # -- the agent --------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_compacts_what_only_its_host_writes(store_root: Path, events: Callable[..., Any]) -> None:
+def test_the_type_of_a_file_system_is_that_of_the_deepest_mount() -> None:
+    lines = [
+        "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 1 0:9 / /data rw shared:3 master:1 - nfs4 server:/ rw",
+        "3 2 0:9 / /data/fast\\040disk rw - xfs /dev/sdb rw", "no mount",
+    ]  # fmt: skip
+    found = [
+        mount_type(Path(folder), lines) for folder in ("/home", "/data", "/data/a", "/data/fast disk/s", "/database")
+    ]
+    assert found == ["ext4", "nfs4", "nfs4", "xfs", "ext4"]
+    assert mount_type(Path("/home"), []) is None
+
+
+def test_an_agent_compacts_what_only_its_host_writes(
+    store_root: Path, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = socket.gethostname()
     for number in range(3):
         with TableWriter(store_root, f"agent-{host}-{number:016x}") as writer:
             writer.write("events", "r", 0, events(5, first=1 + 5 * number))
             writer.commit()
+    monkeypatch.setattr("megascope.collectors.compaction_idle.is_local", lambda root: False)
+    report = compact_if_alone(store_root, min_files=3)
+    assert report is not None
+    assert report.files_before == 0, "another machine may have the name, and its locks may not be seen here"
+    monkeypatch.setattr("megascope.collectors.compaction_idle.is_local", lambda root: True)
     report = compact_if_alone(store_root, min_files=3)
     assert report is not None
     assert (report.files_before, report.files_after) == (3, 1)
@@ -349,3 +524,23 @@ def test_an_agent_compacts_what_only_its_host_writes(store_root: Path, events: C
         writer.write("events", "r", 0, events(5, first=16))
         writer.commit()
     assert compact_if_alone(store_root, min_files=1) is None, "another host's agent may live where no lock tells"
+
+
+def test_an_agent_that_comes_back_during_a_merge_says_that_it_waits(
+    store_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = tmp_path / "spool"
+    (spool / "r").mkdir(parents=True)
+    run = RunDrain.open(spool, store_root, "r")
+    assert run is not None
+    held = TableWriter(store_root, run.writer_name)  # as a merge does
+    for _ in range(2):
+        run.poll([], 1.0, heartbeat=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Run r waits: a compaction of {store_root} holds its writer for a moment. It keeps its boxes and tries again."
+    ]
+    held.close()
+    run.poll([], 1.0, heartbeat=False)
+    with pytest.raises(WriterHeldError):
+        TableWriter(store_root, run.writer_name)
+    run.close()

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from megascope.collectors.store import Store
+from support.churn import Actor
 from support.processes import Processes
+from support.rollup_checks import check_rollups
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -117,16 +119,25 @@ def test_an_agent_that_dies_in_any_write_is_succeeded(
 def test_agents_killed_again_and_again_lose_and_double_nothing(
     processes: Processes, store_root: Path, spool: Path
 ) -> None:
+    """Nor do their rollups, while a compactor takes over what they leave."""
     chance = random.Random(7)
+    compactor = Actor("compactor", store_root, pause_s=0.3).start()
     ranks = [processes.rank(rank=rank, world_size=2, spans=4000, pause_s=0.001) for rank in range(2)]
-    for _ in range(8):
-        agent = processes.agent(idle_exit_s=None, free_above_bytes=1)
-        time.sleep(0.6 + chance.random())
-        agent.kill()
-        agent.wait(timeout=10)
-    assert processes.agent(idle_exit_s=0.2).wait(timeout=90) == 0
+    try:
+        for _ in range(8):
+            agent = processes.agent(idle_exit_s=None, free_above_bytes=1)
+            time.sleep(0.6 + chance.random())
+            agent.kill()
+            agent.wait(timeout=10)
+        assert processes.agent(idle_exit_s=0.2).wait(timeout=90) == 0
+    finally:
+        compactor.kill()
+        compactor.join(timeout=10)
     assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     _check_complete(store_root, ranks=2, spans=4000, per_step=10)
+    with Store(store_root) as store:
+        check_rollups(store, store.attempt())
+        assert any(name.startswith("compactor/") for name, _ in store.version())
     assert not list(spool.rglob("*.box"))
 
 

@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.collectors import manifest as manifests
+from megascope.collectors import marker
 from megascope.collectors.manifest import FileEntry, Manifest, data_folder, quote_name, read_manifest, write_manifest
 from megascope.collectors.schemas import SCHEMA_VERSION
+from megascope.collectors.sweeping import sweep
+from megascope.collectors.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
 
 
@@ -94,7 +97,34 @@ def test_many_writers_may_begin_a_store_at_once(tmp_path: Path) -> None:
     for number in range(10):
         root = tmp_path / str(number)
         with ThreadPoolExecutor(16) as pool:
-            for done in [pool.submit(manifests.write_marker, root) for _ in range(16)]:
+            for done in [pool.submit(marker.write_marker, root) for _ in range(16)]:
                 done.result(timeout=30)
-        assert manifests.check_marker(root)
-        assert [path.name for path in root.iterdir()] == [manifests.MARKER]
+        assert marker.check_marker(root)
+        assert [path.name for path in root.iterdir()] == [marker.MARKER]
+
+
+def test_what_a_damaged_snapshot_listed_stays_for_good(tmp_path: Path) -> None:
+    """Later incarnations know that there was one: files that nobody lists may be the only copies."""
+    rows = {"rank": [0], "step": [0], "start_ns": [0]}
+    for _ in range(2):
+        with TableWriter(tmp_path, "w", grace_s=0) as writer:
+            writer.write("steps", "r", 0, rows)
+            writer.commit()
+    newest = max(_folder(tmp_path).glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:40])
+    known = set(tmp_path.rglob("*.parquet"))
+    assert len(known) == 2
+    said: list[str] = []
+    assert sweep(tmp_path, 0, say=said.append) == 0
+    assert len(said) == 1
+    assert str(newest) in said[0]
+    assert max(_folder(tmp_path).glob("*.json")) == newest, "nobody went on from the older one"
+    for _ in range(manifests.KEPT_SNAPSHOTS + 2):
+        with TableWriter(tmp_path, "w", grace_s=0) as writer:
+            writer.write("steps", "r", 0, rows)
+            writer.commit()
+            temporary = tmp_path / (writer.committed_files[0].path + ".tmp")
+        temporary.write_bytes(b"")
+    TableWriter(tmp_path, "w").close()
+    assert known <= set(tmp_path.rglob("*.parquet"))
+    assert not temporary.exists(), "nobody ever lists such a file"

@@ -93,6 +93,13 @@ def test_shadow_steps_reach_the_store_and_are_no_missing_data(
         counted = store.query("SELECT step, count(*) AS n FROM events GROUP BY step", attempt=attempt).to_pylist()
         assert {row["step"]: row["n"] for row in counted} == {s: 10 for s in range(60) if cadence.is_timed(s)}
         found = recording_overhead(store, attempt)
+        health = store.query(
+            "SELECT * FROM health WHERE metric LIKE 'recording_overhead%'", attempt=attempt
+        ).to_pylist()
+    assert {row["metric"].removeprefix("recording_overhead_percent"): row["value"] for row in health} == {
+        "": found.percent, "_low": found.low, "_high": found.high,
+    }  # fmt: skip
+    assert {row["device"] for row in health} == {None}
     assert found.steps == 11
     assert found.percent is not None
     assert found.low is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from megascope.cli import main
 from megascope.collectors.compaction_plan import moment_ns
+from megascope.collectors.keeper import BlockKeeper
 from megascope.collectors.manifest import FileEntry, data_folder
 from megascope.collectors.retention import prune, pruned_sentence
 from megascope.collectors.retention_plan import Retention, choose
@@ -173,6 +177,62 @@ def test_the_catalog_follows(filled: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with duckdb.connect(str(filled / CATALOG), read_only=True) as connection:
         assert connection.execute("SELECT count(*) FROM events").fetchall() == [(200,)]
         assert connection.execute("SELECT count(*) FROM steps").fetchall() == [(4,)]
+
+
+def _age(root: Path) -> None:
+    """Have all writers be gone for long."""
+    for path in root.glob("_manifests/*/*.json"):
+        os.utime(path, (time.time() - 3600,) * 2)
+
+
+def test_a_block_that_is_held_is_said(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _age(filled)
+    with BlockKeeper(filled, "r", 0, "b000"):
+        assert main(["prune", str(filled), "--older-than", "0s"]) == 0
+        assert "held by another process" in capsys.readouterr().out
+        assert main(["prune", str(filled), "--older-than", "0s", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["busy_blocks"] == 1
+
+
+def test_a_file_system_without_locks_is_a_problem(
+    filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    _age(filled)
+    monkeypatch.setattr("fcntl.flock", none)
+    assert main(["prune", str(filled), "--older-than", "0s"]) == 1
+    error = capsys.readouterr().err
+    assert "keeps no locks" in error
+    assert error.count("\n") == 1
+
+
+def test_a_full_disk_is_made_emptier_first(
+    filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was replaced before goes although no manifest can be written, and one sentence says what to do."""
+    _age(filled)
+    assert main(["prune", str(filled)]) == 0
+    assert "replaced, to be deleted" in capsys.readouterr().out
+    _age(filled)
+    sweep(filled, 3600)  # the writer lets go
+    before = len(list(filled.rglob("*.parquet")))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("megascope.collectors.manifest.write_durably", full)
+        patch.setattr("megascope.collectors.keeper.write_durably", full)
+        _age(filled)
+        assert main(["prune", str(filled), "--older-than", "0s", "--grace", "0"]) == 1
+    error = capsys.readouterr().err
+    assert "make room" in error
+    assert error.count("\n") == 1
+    assert len(list(filled.rglob("*.parquet"))) < before
+    with Store(filled) as store:
+        assert store.read("events", store.attempt()).num_rows == 200
 
 
 # -- the verb ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from megascope.collectors import rollup_drain
 from megascope.collectors.agent import Agent
 from megascope.collectors.schemas import is_open_block
 from megascope.collectors.store import Store
@@ -96,6 +98,58 @@ def test_windows_whose_file_is_damaged_begin_anew_and_it_is_said(
     with Store(store_root) as store:
         rows = store.read("windows", store.attempt(), where="window_steps = 10 AND segment_name = 'forward'")
         assert rows["duration_count"].to_pylist() == [2]
+
+
+def test_windows_whose_file_cannot_be_read_for_a_moment_are_not_cut_short(
+    recorder: Callable[..., Recorder], agent: Callable[..., Agent], store_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, drain = recorder(), agent()
+    record(mine, range(50))
+    drain.poll(flush=True)
+    drain.close()
+    record(mine, range(50, 60))
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    drain = agent()
+    with monkeypatch.context() as patch:
+        patch.setattr(rollup_drain, "read_parquet", refuse)
+        drain.poll(flush=True)
+        check_store(store_root)
+    mine.close("finished")
+    drain_all(drain)
+    check_store(store_root)
+
+
+def test_beyond_the_quota_windows_go_on_and_count_every_span_once(
+    recorder: Callable[..., Recorder],
+    agent: Callable[..., Agent],
+    store_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("full")
+
+    mine, drain = recorder(), agent(quota_bytes=0, heartbeat_s=0.0)
+    record(mine, range(50))
+    with monkeypatch.context() as patch:
+        patch.setattr(TableWriter, "publish", refuse)
+        drain.poll(flush=True)
+    for _ in range(2):
+        drain.poll(flush=True)
+    mine.close("finished")
+    drain_all(drain)
+    assert f"rank_windows, steps and heartbeats go on. Make room with `megascope prune {store_root}`" in caplog.text
+    with Store(store_root) as store:
+        assert store.entries("events") == []
+        counted = store.query(
+            "SELECT window_steps, sum(duration_count) AS n FROM rank_windows GROUP BY 1 ORDER BY 1"
+        ).to_pylist()
+        lost = store.query("SELECT max(lost_spans) AS n FROM heartbeats")["n"][0].as_py()
+    assert counted == [{"window_steps": length, "n": 200} for length in (10, 100, 1000)]
+    assert lost >= 200
 
 
 def test_spans_that_are_not_to_be_trusted_or_have_no_step_are_in_no_window(

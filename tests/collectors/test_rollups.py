@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.collectors.compaction import compact
-from megascope.collectors.histogram import histogram
 from megascope.collectors.parquet import conform
 from megascope.collectors.rollup import added_up, from_arrow, to_arrow, window_rows
 from megascope.collectors.schemas import TABLES
 from megascope.collectors.store import Store
 from megascope.collectors.windows import WINDOW_STEPS, add_up, concatenate
 from megascope.collectors.writer import TableWriter
+from support.histograms import histogram
 
 MISSING = -(2**63)
 Span = tuple[int, int, int, int, int, int]
@@ -126,3 +126,58 @@ def test_compaction_adds_up_rows_of_one_window(tmp_path: Path) -> None:
         rows = store.read("rank_windows", store.attempt())
         assert {entry.level for entry in store.entries("rank_windows")} == {10, 100, 1000}
     assert as_dict(rows.drop_columns(["run", "attempt"])) == by_hand(spans)
+
+
+def test_what_nobody_told_stays_null_when_rows_are_added_up(tmp_path: Path) -> None:
+    """Rows of an importer that knows counts and sums of durations only, and only one of two extremes."""
+    told = {"segment": [1], "window_steps": [10], "first_step": [0], "duration_sum_ns": [70], "duration_max_ns": [30]}
+    for name in ("a", "b"):
+        with TableWriter(tmp_path, name) as writer:
+            writer.write("rank_windows", "run", 0, {"rank": [0], "duration_count": [7], **told})
+            writer.write("rank_windows", "run", 0, {"rank": [1], "self_count": [1], "self_sum_ns": [5], **told})
+            if name == "b":
+                row = {"duration_count": [0], "self_count": [0], "self_sum_ns": [0]}
+                writer.write("rank_windows", "run", 0, {"rank": [2], "exposed_count": [0], **row, **told})
+            writer.commit()
+    compact(tmp_path, quiet_s=0.0)
+    with Store(tmp_path) as store:
+        rows = store.query("SELECT * FROM rank_windows ORDER BY rank").to_pylist()
+    names = ("count", "sum_ns", "min_ns", "max_ns", "bins", "bin_counts")
+    found = [[tuple(row[f"{of}_{name}"] for name in names) for of in ("duration", "self")] for row in rows]
+    assert found == [
+        [(14, 140, None, 30, None, None), (None, None, None, None, None, None)],
+        [(None, 140, None, 30, None, None), (2, 10, None, None, None, None)],
+        [(0, 70, None, 30, [], []), (0, 0, None, None, [], [])],
+    ]
+    assert [(row["exposed_count"], row["exposed_sum_ns"]) for row in rows] == [(None, None)] * 2 + [(0, None)]
+
+
+def test_windows_that_a_restart_repeated_whole_are_left_out_as_spans_are(tmp_path: Path) -> None:
+    """Attempt 0 ran steps 0 to 34; attempt 1 took up at step 15 and has not come to step 30."""
+    with TableWriter(tmp_path, "writer") as writer:
+        for attempt, steps in enumerate((np.arange(35), np.arange(15, 30))):
+            count = len(steps)
+            times = {"rank": [0] * count, "step": steps.tolist(), "start_ns": steps.tolist()}
+            same = {"segment": [7] * count, "clock": ["host"] * count, "status": ["ok"] * count}
+            writer.write("runs", "run", attempt, {"start_ns": [attempt]})
+            writer.write("steps", "run", attempt, times)
+            writer.write("events", "run", attempt, {**times, **same, "duration_ns": [5] * count})
+            writer.write("rank_windows", "run", attempt, window_rows(0, np.full(count, 7), steps, steps, steps))
+        writer.commit()
+    sql = "SELECT attempt, first_step, duration_count FROM windows WHERE window_steps = ? ORDER BY ALL"
+    with Store(tmp_path) as store:
+        found = {length: store.query(sql, [length]).to_pylist() for length in WINDOW_STEPS}
+        spans = store.query("SELECT attempt, step // 10 * 10 AS w, count(*) AS n FROM spans GROUP BY ALL ORDER BY ALL")
+        alone = store.query(sql, [10], store.attempt("run", 0)).num_rows
+    shown = {length: [tuple(row.values()) for row in rows] for length, rows in found.items()}
+    # The window of steps 20 to 29 was repeated whole; that of 10 to 19 in part: five of its steps count twice.
+    assert shown[10] == [(0, 0, 10), (0, 10, 10), (0, 30, 5), (1, 10, 5), (1, 20, 10)]
+    assert [tuple(row.values()) for row in spans.to_pylist()] == [
+        (0, 0, 10),
+        (0, 10, 5),
+        (0, 30, 5),
+        (1, 10, 5),
+        (1, 20, 10),
+    ]
+    assert shown[100] == shown[1000] == [(0, 0, 35), (1, 0, 15)]
+    assert alone == 4, "one attempt by itself has all of its windows"

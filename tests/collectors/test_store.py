@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from megascope.collectors.files import FileChecker
 from megascope.collectors.schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
@@ -462,3 +463,49 @@ def test_damage_of_any_kind_ends_in_an_answer(filled: Path, seed: int) -> None:
     with Store(filled) as store:
         rows = store.query("SELECT rank, step, start_ns FROM events", attempt=store.attempt()).num_rows
         assert rows == (60 if not store.damaged else 55)
+
+
+def test_a_long_read_whose_files_went_says_why(store_root: Path) -> None:
+    count = 10_000
+    columns: dict[str, Any] = {
+        "rank": [0] * count,
+        "segment": [1] * count,
+        "start_ns": range(count),
+        "sequence": range(count),
+    }
+    columns |= {"clock": ["host"] * count, "status": ["ok"] * count}
+    for number in range(60):
+        with TableWriter(store_root, f"w{number}") as writer:
+            writer.write("events", "r", 0, columns)
+            writer.commit()
+    with Store(store_root) as store:
+        batches = store.stream("SELECT * FROM events", attempt=store.attempt())
+        next(batches)
+        for path in store.files("events"):
+            path.unlink()
+        with pytest.raises(MegascopeError, match="compacted meanwhile") as caught:
+            list(batches)
+    assert not isinstance(caught.value, UsageError)
+
+
+def test_only_the_file_that_an_error_names_is_read_from_end_to_end(
+    store_root: Path, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        with TableWriter(store_root, f"w{number}") as writer:
+            writer.write("events", "r", 0, events(50, first=1 + 50 * number))
+            writer.commit()
+    read: list[list[Path]] = []
+    check = FileChecker.check_thoroughly
+
+    def noting(checker: FileChecker, paths: list[Path]) -> bool:
+        read.append(paths)
+        return check(checker, paths)
+
+    monkeypatch.setattr(FileChecker, "check_thoroughly", noting)
+    with Store(store_root) as store:
+        path = store.files("events")[2]
+        assert not store.recover(duckdb.IOException(f'Could not read from file "{path}": Input/output error'), None)
+        assert read == [[path]]
+        assert not store.recover(duckdb.IOException("Input/output error"), None)
+        assert read[1:] == [store.files("events")]

@@ -113,7 +113,7 @@ def test_replace_takes_the_place_of_what_was_there(writer: TableWriter) -> None:
 
 
 def test_a_second_writer_of_the_same_name_is_refused(writer: TableWriter) -> None:
-    with pytest.raises(MegascopeError, match="Another process writes"):
+    with pytest.raises(MegascopeError, match="Another process holds"):
         TableWriter(writer.root, writer.writer)
     with TableWriter(writer.root, "another"):
         pass

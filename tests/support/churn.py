@@ -19,7 +19,7 @@ from megascope.collectors import manifest_writer, merging
 from megascope.collectors.compaction_plan import Limits
 from megascope.collectors.manifest import is_compactor_folder
 from megascope.collectors.retention_plan import Retention
-from megascope.collectors.store import Store
+from megascope.collectors.store import Attempt, Store
 from megascope.collectors.sweeping import sweep
 from megascope.collectors.upkeep import upkeep
 from megascope.collectors.writer import TableWriter, WriterHeldError
@@ -29,6 +29,8 @@ RUN = "run"
 GRACE_S, QUIET_S, SEAL_AFTER_S = 4.0, 0.3, 0.4
 LIMITS = Limits(min_files=3, target_bytes=40_000)
 STORE_BYTES = 100_000
+LOOK_S = 40.0
+LENGTHS = (10, 100, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Actor:
     pause_s: float = 0.02
     grace_s: float = GRACE_S
     quiet_s: float = QUIET_S
+    seal_after_s: float = SEAL_AFTER_S
     point: Point | None = None
 
     def start(self) -> BaseProcess:
@@ -59,7 +62,7 @@ CONTEXT.set_forkserver_preload(["support.churn"])
 
 
 def _act(actor: Actor) -> None:
-    merging.MERGE_ABOVE_FILES = 3
+    merging.MERGE_ABOVE_FILES, merging.SMALL_FILE_BYTES, merging.LARGE_FILE_BYTES = 3, 15_000, 200_000
     manifest_writer.LOOK_EVERY_S = 0.1
     if actor.point is not None:
         die_at(actor.point)
@@ -72,7 +75,7 @@ def _act(actor: Actor) -> None:
 def _write(actor: Actor) -> None:
     while True:
         with contextlib.suppress(WriterHeldError):
-            writer = open_writer(actor.root, actor.rank)
+            writer = open_writer(actor.root, actor.rank, actor.seal_after_s)
             break
         time.sleep(0.02)
     with writer:
@@ -81,9 +84,9 @@ def _write(actor: Actor) -> None:
             time.sleep(actor.pause_s)
 
 
-def open_writer(root: Path, rank: int) -> TableWriter:
+def open_writer(root: Path, rank: int, seal_after_s: float = SEAL_AFTER_S) -> TableWriter:
     """The writer of a rank, from where the last one was."""
-    return TableWriter(root, f"writer-{rank}", grace_s=GRACE_S, seal_after_s=SEAL_AFTER_S)
+    return TableWriter(root, f"writer-{rank}", grace_s=GRACE_S, seal_after_s=seal_after_s)
 
 
 def write_spans(writer: TableWriter, rank: int, count: int = 200) -> None:
@@ -91,7 +94,7 @@ def write_spans(writer: TableWriter, rank: int, count: int = 200) -> None:
     done, commits = writer.state.get("spans", 0), writer.state.get("commits", 0) + 1
     numbers = range(done + 1, done + count + 1)
     chance = random.Random(done)
-    columns = {
+    columns: dict[str, list[Any]] = {
         "rank": [rank] * count,
         "step": [commits] * count,
         "segment": [7] * count,
@@ -104,6 +107,10 @@ def write_spans(writer: TableWriter, rank: int, count: int = 200) -> None:
     writer.write("events", RUN, 0, columns)
     steps = {"rank": [rank] * 2, "step": [0, commits], "start_ns": [0, commits], "loss": [float(commits)] * 2}
     writer.write("steps", RUN, 0, steps)
+    windows = {"window_steps": list(LENGTHS), "first_step": [commits // each * each for each in LENGTHS]}
+    sums = {"duration_count": [count] * 3, "duration_sum_ns": [sum(columns["duration_ns"])] * 3}
+    bins = {"duration_bins": [[7]] * 3, "duration_bin_counts": [[count]] * 3}
+    writer.write("rank_windows", RUN, 0, {"rank": [rank] * 3, "segment": [7] * 3, **windows, **sums, **bins})
     writer.write("ranks", RUN, 0, {"rank": [rank], "host": [f"host{rank}"], "pid": [commits]}, replace=True)
     writer.commit({"spans": done + count, "commits": commits})
 
@@ -167,16 +174,20 @@ class Look:
 
 
 def look(store: Store) -> Look:
-    """Refresh and count everything. Raises MegascopeError where the store cannot be read."""
-    found = _look(store)
-    # What was committed and pruned while the manifests were read makes too many pruned, never too few: look again.
-    while found.lost < 0:
-        found = _look(store)
+    """Refresh and count everything. Raises MegascopeError where the store cannot be read.
+
+    What was committed and pruned while the manifests were read makes too many pruned, never too few: then it looks
+    again, and raises AssertionError where that stays so.
+    """
+    deadline = time.monotonic() + LOOK_S
+    while (found := _look(store, deadline)).lost < 0:
+        assert time.monotonic() < deadline, f"more rows than were written, for {LOOK_S} s: {found}"
     return found
 
 
-def _look(store: Store) -> Look:
+def _look(store: Store, deadline: float) -> Look:
     while True:
+        assert time.monotonic() < deadline, f"no moment without a commit in {LOOK_S} s"
         store.refresh()
         version = store.version()
         attempt = next((each for each in store.attempts() if each.run == RUN), None)
@@ -188,6 +199,7 @@ def _look(store: Store) -> Look:
         steps = store.query("SELECT rank, step, loss FROM steps", attempt=attempt).to_pylist()
         ranks = store.query("SELECT rank, pid FROM ranks", attempt=attempt).to_pylist()
         pruned = sum(each.rows for each in store.pruned(attempt) if each.table == "events")
+        counts, gone = _windows(store, attempt)
         states = _states(store)
         if version == store.version():
             break
@@ -195,6 +207,9 @@ def _look(store: Store) -> Look:
     result.lost = sum(state["spans"] for state in states) - spans["distinct_n"] - pruned
     result.doubled += len(steps) - len({(row["rank"], row["step"]) for row in steps})
     result.lost += max(0, sum(state["commits"] + 1 for state in states) - len(steps))
+    for length in set(LENGTHS) - gone if None not in gone else ():
+        if counts.get(length) != sum(state["spans"] for state in states):
+            result.wrong.append(f"windows of {length} steps have {counts.get(length)} spans: {states}")
     newest = {row["rank"]: row["loss"] for row in steps if row["step"] == 0}
     if sorted(newest.values()) != sorted(float(state["commits"]) for state in states):
         result.wrong.append(f"an old row is shown: {newest}, {states}")
@@ -202,6 +217,15 @@ def _look(store: Store) -> Look:
         result.wrong.append(f"a rank's row is old or missing: {ranks}, {states}")
     result.wrong += [f"{file.path}: {file.reason}" for file in store.damaged]
     return result
+
+
+def _windows(store: Store, attempt: Attempt) -> tuple[dict[int, int], set[int | None]]:
+    """The spans in the windows of each length, by their sums and by their histograms, and the lengths pruned."""
+    sql = """SELECT window_steps, sum(duration_count) AS n, sum(list_sum(duration_bin_counts)) AS binned
+             FROM rank_windows GROUP BY ALL"""
+    rows = store.query(sql, attempt=attempt).to_pylist()
+    counts = {row["window_steps"]: row["n"] if row["n"] == row["binned"] else -1 for row in rows}
+    return counts, {each.level for each in store.pruned(attempt) if each.table == "rank_windows"}
 
 
 def _states(store: Store) -> list[dict[str, Any]]:

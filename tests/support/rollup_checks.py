@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from megascope.collectors.histogram import bin_sql
 from megascope.collectors.store import Attempt, Store
+
+from .histograms import bin_sql
 
 _LENGTHS = "(SELECT unnest([10, 100, 1000]) AS length)"
 _KEY = "rank, segment, window_steps, first_step"
@@ -13,8 +14,8 @@ _KEY = "rank, segment, window_steps, first_step"
 
 def _of_events(metric: str) -> str:
     known = f"{metric}_ns >= 0"
-    return (
-        f"count(*) FILTER ({known}), sum({metric}_ns) FILTER ({known}), "
+    return (  # a count and a sum of nothing are 0, the least and the largest NULL
+        f"count(*) FILTER ({known}), coalesce(sum({metric}_ns) FILTER ({known}), 0), "
         f"min({metric}_ns) FILTER ({known}), max({metric}_ns) FILTER ({known})"
     )
 
@@ -25,8 +26,7 @@ def _of_windows(metric: str) -> str:
 
 def _rows(store: Store, attempt: Attempt, sql: str) -> set[tuple[Any, ...]]:
     table = store.query(sql, attempt=attempt)
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    return {tuple(value or 0 for value in row) for row in rows}
+    return set(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def windows_of_store(store: Store, attempt: Attempt) -> set[tuple[Any, ...]]:
@@ -37,7 +37,7 @@ def windows_of_store(store: Store, attempt: Attempt) -> set[tuple[Any, ...]]:
 
 def windows_of_events(store: Store, attempt: Attempt) -> set[tuple[Any, ...]]:
     """The same from the spans."""
-    waits = "count(*) FILTER (exposed_ns >= 0), sum(exposed_ns) FILTER (exposed_ns >= 0)"
+    waits = "count(*) FILTER (exposed_ns >= 0), coalesce(sum(exposed_ns) FILTER (exposed_ns >= 0), 0)"
     values = ", ".join([*(_of_events(m) for m in ("duration", "self")), waits])
     return _rows(
         store,
