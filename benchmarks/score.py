@@ -34,8 +34,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="of each campaign, at most")
     given = parser.parse_args()
     plan = FULL if given.full else SHORT
-    if given.ranks or given.trials:
-        plan = ((given.ranks or 512, given.trials or len(KINDS)),)
+    if given.ranks is not None or given.trials is not None:
+        ranks, trials = (512 if given.ranks is None else given.ranks), given.trials
+        plan = ((ranks, len(KINDS) if trials is None else trials),)
     results = [campaign(ranks, trials, given.minutes) for ranks, trials in plan]
     report("score", {**results[0], "campaigns": results[1:]})
 

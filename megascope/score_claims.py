@@ -30,6 +30,9 @@ JOB_WIDE = frozenset({FaultKind.GC_DRIFT, FaultKind.UNEVEN_SEQUENCES, FaultKind.
 CIRCLES = frozenset({FaultKind.ORDER_INVERSION, FaultKind.P2P_CYCLE})
 """Claims that name all ranks of a circle of waits: those whose order is wrong, and as many that wait for them."""
 
+MOST_COVERED = 2
+"""A claim of a link or a group names all that carry the fault, and as many others at most: more would say nothing."""
+
 ACCUSING = frozenset({State.HANG, State.CRASHED})
 """States in which a hang verdict accuses; in the others it names suspects at most."""
 
@@ -116,7 +119,7 @@ def _is_there(claim: Claim, truth: Truth) -> bool:
     if truth.kind in JOB_WIDE:
         return claim.kind == truth.kind and (not claim.ranks or claim.ranks <= truth.ranks)
     if claim.covers:
-        return bool(claim.ranks) and truth.ranks <= claim.ranks
+        return truth.ranks <= claim.ranks and len(claim.ranks) <= MOST_COVERED * len(truth.ranks)
     if truth.kind in CIRCLES and claim.kind == truth.kind:
         return bool(claim.ranks) and 2 * len(claim.ranks & truth.ranks) >= len(claim.ranks)
     if _is_host_of_nic(claim, truth):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,18 +34,16 @@ from .trainer.simulator.fault_effects import carriers, fault_rows
 from .trainer.simulator.faults import HANG_KINDS, FaultKind, parse_fault
 from .trainer.simulator.hang_tables import Evidence, seen_ns
 from .trainer.simulator.hangs import hang_scene
-from .trainer.simulator.noise import load_noise
+from .trainer.simulator.noise import MeasuredNoise, NoiseSource
 from .trainer.simulator.session import Recording
 from .trainer.simulator.writing import simulate
 from .viz3d.hang import diagnose
 
-SPANS = Recording(windows=False, span_ranks=None, heartbeat_s=0, clock_offsets=True)
-"""What trials write: the spans of all ranks, and how the hosts' clocks stand, as a job has them that is well run."""
+SPANS = Recording(windows=False, span_ranks=None, heartbeat_s=0)
+"""What trials write: the spans of all ranks. How the hosts' clocks stand is found from them, as in any store."""
 
-ROLLUPS = Recording(windows=True, span_ranks=(), heartbeat_s=0, clock_offsets=True)
-"""What straggler trials write of a fleet: nobody reads a hundred million raw spans."""
-
-FLEET_RANKS = 4096
+ROLLUPS = Recording(windows=True, span_ranks=(), heartbeat_s=0)
+"""What straggler trials on rollups write: without a span no clocks can be aligned, and none are."""
 
 ROOM_BYTES = 4 * 2**30
 """Memory that must be free for temporary stores: a fleet's takes a tenth of that."""
@@ -62,34 +61,71 @@ class Outcome:
 
 
 def run_trials(
-    trials: Sequence[Trial], *, noise: str = "builtin", processes: int = 2, within_s: float | None = None
+    trials: Sequence[Trial], *, noise: NoiseSource | None = None, processes: int = 2, within_s: float | None = None
 ) -> Iterator[Outcome]:
     """Run trials, several at a time, and hand out outcomes as they come.
 
-    ``noise`` is what `load_noise` takes; no trial is begun ``within_s`` seconds after the first. Temporary stores are
-    removed. A trial in which the simulation or an analyser fails is an outcome too.
+    ``noise`` None: the built-in one; no trial is begun ``within_s`` seconds after the first. Temporary stores are
+    removed. A trial in which the simulation or an analyser fails, or whose process dies, is an outcome too.
     """
     until = time.monotonic() + (math.inf if within_s is None else within_s)
-    waiting = iter(trials)
-    if processes < 2 or len(trials) < 2:
-        for trial in itertools.takewhile(lambda _: time.monotonic() < until, waiting):
-            yield run_trial(trial, noise)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        running: set[Future[Outcome]] = set()
-        while True:
-            free = processes - len(running) if time.monotonic() < until else 0
-            running |= {pool.submit(run_trial, trial, noise) for trial in itertools.islice(waiting, free)}
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (one.result() for one in done)
-
-
-def run_trial(trial: Trial, noise: str = "builtin") -> Outcome:
-    """Simulate one job, judge it, compare, and remove it."""
-    began = time.perf_counter()
+    source: NoiseSource = MeasuredNoise() if noise is None else noise
     with tempfile.TemporaryDirectory(prefix="megascope-score-", dir=_parent_folder()) as folder:
+        if processes >= 2 and len(trials) >= 2:
+            yield from _in_processes(deque(trials), source, Path(folder), processes, until)
+            return
+        for trial in trials:
+            if time.monotonic() >= until:
+                return
+            yield run_trial(trial, source, Path(folder))
+
+
+def _in_processes(
+    waiting: deque[Trial], noise: NoiseSource, folder: Path, processes: int, until: float
+) -> Iterator[Outcome]:
+    """Trials in worker processes. One that dies takes the others with it: each that ran is tried again, alone."""
+    while waiting and time.monotonic() < until:
+        lost: list[Trial] = []
+        with _pool(processes) as pool:
+            running: dict[Future[Outcome], Trial] = {}
+            while not lost:
+                while waiting and len(running) < processes and time.monotonic() < until:
+                    try:
+                        future = pool.submit(run_trial, waiting[0], noise, folder)
+                    except BrokenProcessPool:  # it broke while outcomes were handed out
+                        break
+                    running[future] = waiting.popleft()
+                if not running:
+                    break
+                for one in wait(running, return_when=FIRST_COMPLETED).done:
+                    trial = running.pop(one)
+                    try:
+                        yield one.result()
+                    except BrokenProcessPool:
+                        lost.append(trial)
+        for trial in [*lost, *running.values()]:
+            yield _alone(trial, noise, folder)
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+
+
+def _alone(trial: Trial, noise: NoiseSource, folder: Path) -> Outcome:
+    """A trial in a process of its own, whose death is its outcome."""
+    began = time.perf_counter()
+    try:
+        with _pool(1) as pool:
+            return pool.submit(run_trial, trial, noise, folder).result()
+    except BrokenProcessPool:
+        reason = "its process died, perhaps for lack of memory"
+        return Outcome(trial, "", Comparison(), time.perf_counter() - began, reason)
+
+
+def run_trial(trial: Trial, noise: NoiseSource, parent: Path | None = None) -> Outcome:
+    """Simulate one job in a folder below ``parent``, judge it, compare, and remove it."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         root = Path(folder) / "store"
         try:
             verdict, comparison = (
@@ -108,18 +144,18 @@ def _parent_folder() -> Path | None:
     return memory if is_usable and shutil.disk_usage(memory).free >= ROOM_BYTES else None
 
 
-def _slow_trial(trial: Trial, root: Path, noise: str) -> tuple[str, Comparison]:
-    job = replace(trial.job(), noise=load_noise(noise))
+def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison]:
+    job = replace(trial.job(), noise=noise)
     faults = [parse_fault(trial.fault)] if trial.fault else []
-    simulate(job, root, ROLLUPS if job.world_size >= FLEET_RANKS else SPANS, faults=faults)
+    simulate(job, root, ROLLUPS if trial.on_rollups else SPANS, faults=faults)
     with Store(root) as store:
         attempt = store.attempt()
         verdict = find_stragglers(store, attempt)
         return str(verdict.verdict), compare_claims(claims_of_stragglers(verdict), _truth(store, attempt))
 
 
-def _hang_trial(trial: Trial, root: Path, noise: str) -> tuple[str, Comparison]:
-    job = replace(trial.job(), noise=load_noise(noise))
+def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison]:
+    job = replace(trial.job(), noise=noise)
     fault = parse_fault(trial.fault) if trial.fault else None
     hangs = [fault] if fault is not None and fault.kind in HANG_KINDS else []
     done = simulate(job, root, SPANS, faults=hangs)

@@ -102,7 +102,10 @@ MAGNITUDES: Mapping[FaultKind, Mapping[SeedSet, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One simulated job: ``fault`` is what is put into it ("" for none), ``looks_at_hangs`` which analyser is asked."""
+    """One simulated job: ``fault`` is what is put into it ("" for none), ``looks_at_hangs`` which analyser is asked.
+
+    ``on_rollups``: the store holds rollups and not a single span, as that of a fleet does.
+    """
 
     kind: str
     fault: str
@@ -110,6 +113,7 @@ class Trial:
     seed: int
     looks_at_hangs: bool
     chunks: int = 1
+    on_rollups: bool = False
 
     def job(self) -> SimulatedJob:
         """The job, without effects and noise."""
@@ -123,7 +127,19 @@ class Trial:
 
 
 SKEW_MS, DRIFT_PPM = 20.0, 2.0
-"""Clocks of hosts are off by up to so much; the store says by how much, as after a good alignment."""
+"""Clocks of hosts are off by up to so much, and the store does not say by how much: it has to align them by itself."""
+
+FLEET_RANKS = 4096
+"""From here on straggler trials have rollups alone: nobody reads a hundred million raw spans."""
+
+ROLLUPS_SHARE = 1 / 3
+"""Share of the straggler trials of smaller jobs that have rollups alone."""
+
+LEAST_STEPS, LEAST_DRIFT_STEPS = 15, 50
+"""Steps for which a fault acts, at least; pauses that grow need longer until they are any."""
+
+OPEN_END_SHARE = 0.5
+"""Share of the faults that act until the job ends; the others are over before."""
 
 INTERLEAVED_SHARE = 0.25
 """Share of the jobs that run an interleaved schedule."""
@@ -155,34 +171,56 @@ def plan_trials(*, ranks: int, trials: int, kinds: Sequence[str] = (), seeds: Se
 
 
 def _layouts(ranks: int) -> list[tuple[tuple[str, int], ...]]:
-    """Layouts of so many ranks with several ranks on each of pp, dp and tp, and with at least four replicas."""
-    width = next((size for size in (8, 4, 2) if ranks % size == 0 and ranks >= 8 * size), None)
+    """Layouts of so many ranks over pp 2 to 8 and tp 1 to 8, with at least four replicas and two hosts."""
     found: list[tuple[tuple[str, int], ...]] = [
         (("pp", stages), ("dp", ranks // (stages * width)), ("tp", width))
+        for width in (1, 2, 4, 8)
         for stages in (2, 4, 8)
-        if width is not None and ranks % (stages * width) == 0 and ranks // (stages * width) >= 4
+        if ranks >= 16 and ranks % (stages * width) == 0 and ranks // (stages * width) >= 4
     ]
-    if not found:
-        raise UsageError(f"{ranks} ranks cannot be laid out as pp x dp x tp: use 32 or more, such as 64, 512 or 12288.")
+    if not any(dict(layout)["tp"] > 1 for layout in found):
+        raise UsageError(f"{ranks} ranks cannot be laid out as pp x dp x tp: use 16 or more, such as 64, 512 or 12288.")
     return found
+
+
+def _layout(
+    kind: str, choice: str, layouts: Sequence[tuple[tuple[str, int], ...]], random: np.random.Generator
+) -> tuple[tuple[str, int], ...]:
+    """One of the layouts in which the fault can be: tp is drawn first, so that each width is as likely."""
+    needs_tp = "segment=tp_" in choice or kind in (FaultKind.ORDER_INVERSION, FaultKind.DIVERGED)
+    widths = sorted({dict(one)["tp"] for one in layouts} - ({1} if needs_tp else set()))
+    width = widths[int(random.integers(len(widths)))]
+    fit = [one for one in layouts if dict(one)["tp"] == width]
+    return fit[int(random.integers(len(fit)))]
 
 
 def _trial(kind: str, turn: int, seed: int, seeds: SeedSet, layouts: list[tuple[tuple[str, int], ...]]) -> Trial:
     random = np.random.default_rng(seed)
-    layout = layouts[int(random.integers(len(layouts)))]
+    choices = ("",) if kind == HEALTHY else MAGNITUDES.get(FaultKind(kind), {}).get(seeds, ("",))
+    choice = choices[turn % len(choices)]
+    layout = _layout(kind, choice, layouts, random)
     job = SimulatedJob(layout=dict(layout))
     looks_at_hangs = kind in HANG_KINDS or kind == FaultKind.LOST_HEARTBEATS or (kind == HEALTHY and turn % 2 == 1)
     is_interleaved = random.random() < INTERLEAVED_SHARE and kind != FaultKind.P2P_CYCLE
-    chunks = 2 if is_interleaved else 1
-    if kind == HEALTHY:
-        return Trial(kind, "", layout, seed, looks_at_hangs, chunks)
-    choices = MAGNITUDES.get(FaultKind(kind), {}).get(seeds, ("",))
-    parts = [kind, _place(FaultKind(kind), job, random), choices[turn % len(choices)]]
+    share = 1.0 if job.world_size >= FLEET_RANKS else ROLLUPS_SHARE
+    on_rollups = bool(random.random() < share) and not looks_at_hangs
+    fault = ""
+    if kind != HEALTHY:
+        parts = (kind, _place(FaultKind(kind), job, random), choice, _steps(FaultKind(kind), random))
+        fault = ":".join(filter(None, parts))
+    return Trial(kind, fault, layout, seed, looks_at_hangs, 2 if is_interleaved else 1, on_rollups)
+
+
+def _steps(kind: FaultKind, random: np.random.Generator) -> str:
+    """When a fault of a kind acts: it may begin and end anywhere, and may be over before the job is."""
     if kind in HANG_KINDS:
-        parts.append(f"step={0 if kind == FaultKind.INIT else int(random.integers(8, 200))}")
-    elif kind not in (FaultKind.GC_DRIFT, FaultKind.LOST_HEARTBEATS):
-        parts.append(f"steps={int(random.choice([0, 10, 20]))}-")
-    return Trial(kind, ":".join(filter(None, parts)), layout, seed, looks_at_hangs, chunks)
+        return f"step={0 if kind == FaultKind.INIT else int(random.integers(8, 200))}"
+    if kind is FaultKind.LOST_HEARTBEATS:
+        return ""
+    least = LEAST_DRIFT_STEPS if kind is FaultKind.GC_DRIFT else LEAST_STEPS
+    first = int(random.integers(STEPS - least + 1))
+    last = int(random.integers(first + least - 1, STEPS))
+    return f"steps={first}-" if random.random() < OPEN_END_SHARE else f"steps={first}-{last}"
 
 
 def _place(kind: FaultKind, job: SimulatedJob, random: np.random.Generator) -> str:

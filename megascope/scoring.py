@@ -10,6 +10,7 @@ from typing import Any
 from .score_runs import Outcome, run_trials
 from .score_trials import HEALTHY, KINDS, SeedSet, Trial, plan_trials
 from .trainer.simulator.faults import FaultKind
+from .trainer.simulator.noise import load_noise
 
 FINE_WORDS = frozenset({"healthy", "running", "finished"})
 """Verdicts that say that nothing is wrong."""
@@ -73,6 +74,11 @@ class Score:
     false_alarms: int
     outcomes: tuple[Outcome, ...] = field(repr=False, default=())
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether there were trials, and not one came to a verdict."""
+        return bool(self.outcomes) and all(one.failure is not None for one in self.outcomes)
+
 
 def score(
     *,
@@ -91,8 +97,8 @@ def score(
     """
     began = time.perf_counter()
     planned = plan_trials(ranks=ranks, trials=trials, kinds=kinds, seeds=seeds)
-    outcomes = []
-    for outcome in run_trials(planned, noise=noise, processes=processes, within_s=within_s):
+    source, outcomes = load_noise(noise), []
+    for outcome in run_trials(planned, noise=source, processes=processes, within_s=within_s):
         outcomes.append(outcome)
         if progress is not None:
             progress(len(outcomes), len(planned))
@@ -169,6 +175,7 @@ def outcomes_json(result: Score) -> list[dict[str, Any]]:
             "layout": dict(one.trial.layout),
             "chunks": one.trial.chunks,
             "seed": one.trial.seed,
+            "on_rollups": one.trial.on_rollups,
             "verdict": one.verdict,
             "right": list(one.comparison.right),
             "misnamed": list(one.comparison.misnamed),

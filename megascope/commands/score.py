@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from .common import Json, print_json, print_report, progress_of
 
 if TYPE_CHECKING:
     from ..scoring import Score
+
+POSITIVE = Number(gte=1)
 
 QUICK_RANKS, QUICK_TRIALS = 64, 48
 """Twice each kind, in jobs so small that a trial takes a second."""
@@ -17,9 +20,10 @@ QUICK_RANKS, QUICK_TRIALS = 64, 48
 
 def score(
     *,
-    ranks: Annotated[int | None, Parameter(help="Ranks of each job; 512 by default.")] = None,
+    ranks: Annotated[int | None, Parameter(help="Ranks of each job; 512 by default.", validator=POSITIVE)] = None,
     trials: Annotated[
-        int | None, Parameter(help="Number of jobs, the kinds of faults by turns; 96 by default.")
+        int | None,
+        Parameter(help="Number of jobs, the kinds of faults by turns; 96 by default.", validator=POSITIVE),
     ] = None,
     kinds: Annotated[str | None, Parameter(help="Kinds of faults, such as slow-gpu,host-stuck,healthy; all.")] = None,
     seeds: Annotated[
@@ -28,9 +32,10 @@ def score(
     noise: Annotated[
         str, Parameter(help="none, builtin, or a what-if trace in Parquet to draw noise from.")
     ] = "builtin",
-    processes: Annotated[int, Parameter(help="Trials at a time.")] = 2,
+    processes: Annotated[int, Parameter(help="Trials at a time.", validator=POSITIVE)] = 2,
     minutes: Annotated[
-        float | None, Parameter(help="Begin no trial after so long, and report those that were done.")
+        float | None,
+        Parameter(help="Begin no trial after so long, and report those that were done.", validator=Number(gt=0)),
     ] = None,
     quick: Annotated[
         bool, Parameter(negative="", help="A short campaign: two trials of each kind at 64 ranks.")
@@ -40,6 +45,7 @@ def score(
     """Say how often the analysers are right: simulate jobs, put one fault into each, ask, and compare.
 
     A fault is found if its ranks and its kind are named; an abstention lowers recall, a wrong accusation precision.
+    The exit code is 1 if every trial failed.
 
     Example: megascope score --ranks 512 --trials 48 --kinds slow-gpu,slow-host,healthy
     """
@@ -62,7 +68,7 @@ def score(
         print_json({**as_json(result), "outcomes": outcomes_json(result)})
     else:
         print_report(render(result))
-    return 0
+    return 1 if result.has_failed else 0
 
 
 def render(result: Score) -> Any:

@@ -54,7 +54,7 @@ def simulate(
     settings: Annotated[bool, Parameter(negative="", help="List the settings of model and cluster.")] = False,
     json: Json = False,
 ) -> int:
-    """Simulate a training job of up to 100,000 ranks and write what its agents would have written.
+    """Simulate a training job of up to a million ranks and write what its agents would have written.
 
     All ranks get rollups, steps and heartbeats; spans are kept of the ranks and steps that --spans names: by default
     of all in jobs of up to 64 ranks, else of the first pipeline in the last ten steps.
@@ -88,12 +88,14 @@ def simulate(
         noise=load_noise(noise),
         run=run,
     )
+    faults = [parse_fault(text) for text in fault]
+    done_steps = min([job.steps, *(one.first_step for one in faults if one.is_hang)])
     recording = _recording(
-        spans, job.world_size, job.steps, job.grid.rank[:, 0, 0].tolist(), heartbeat_s, clock_offsets
+        spans, job.world_size, done_steps, job.grid.rank[:, 0, 0].tolist(), heartbeat_s, clock_offsets
     )
     began = time.perf_counter()
     with progress_of("simulating") as progress:
-        done = write(job, store, recording, faults=[parse_fault(text) for text in fault], progress=progress)
+        done = write(job, store, recording, faults=faults, progress=progress)
     _report(done, store, time.perf_counter() - began, json=json)
     return 0
 
@@ -109,10 +111,11 @@ def _recording(
     if spans == "all" or (spans is None and world <= 64):
         return Recording(span_ranks=None, **more)
     if spans is None:
-        return Recording(span_ranks=tuple(pipeline), span_steps=(max(0, steps - 10), steps - 1), **more)
+        last = (max(0, steps - 10), steps - 1) if steps > 0 else None
+        return Recording(span_ranks=tuple(pipeline), span_steps=last, **more)
     ranks, chosen = parse_spans(spans)
     if chosen is not None and chosen[1] >= 2**62:
-        chosen = (chosen[0], steps - 1)
+        chosen = (chosen[0], max(chosen[0], steps - 1))
     return Recording(span_ranks=ranks, span_steps=chosen, **more)
 
 
@@ -126,6 +129,10 @@ def parse_spans(text: str) -> tuple[tuple[int, ...] | None, tuple[int, int] | No
     if ranks_text and not ranks_text.startswith("ranks="):
         raise UsageError(f"--spans {text} is neither all nor none: give ranks=0-63,steps=90:99, or one of both.")
     ranks = parse_ranks(ranks_text.removeprefix("ranks=")) if ranks_text else None
+    for part in ranks_text.removeprefix("ranks=").split(",") if ranks_text else ():
+        first, dash, last = part.partition("-")
+        if dash and int(last or first) < int(first):
+            raise UsageError(f"--spans {text} has ranks {part}, which end before they begin: give the lower one first.")
     return None if ranks is None else tuple(ranks), parse_steps(steps_text) if found else None
 
 
@@ -150,6 +157,6 @@ def _report(done: Simulated, store: Path, seconds: float, *, json: bool) -> None
     took = "" if step_ms is None else f", {step_ms:,.1f} ms each"
     sys.stdout.write(
         f"run {job.run}: {job.world_size:,} ranks on {job.grid.hosts:,} hosts, {len(done.lengths_ns)} steps{took}\n"
-        f"{done.spans:,} spans as {done.window_rows:,} windows, {done.written_spans:,} of them kept: store {store} "
-        f"({seconds:.1f} s)\n"
+        f"{done.spans:,} spans ran: all in {done.window_rows:,} windows, {done.written_spans:,} kept one by one: "
+        f"store {store} ({seconds:.1f} s)\n"
     )

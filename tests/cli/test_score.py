@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from megascope import score_runs
 from megascope.cli import main
+from megascope.collectors.clocks import load_clocks
+from megascope.collectors.store import Attempt, Store
+from megascope.heatmap.stragglers import find_stragglers
+from megascope.heatmap.verdict import StragglerVerdict
 from megascope.profiler.errors import UsageError
 from megascope.score_claims import Claim, Comparison, Truth, compare_claims
 from megascope.score_runs import Outcome, run_trial, run_trials
-from megascope.score_trials import HEALTHY, KINDS, MAGNITUDES, SeedSet, Trial, plan_trials
+from megascope.score_trials import HEALTHY, KINDS, MAGNITUDES, STEPS, SeedSet, Trial, plan_trials
 from megascope.scoring import Score, add_up
 from megascope.trainer.simulator.fault_effects import check_fault
-from megascope.trainer.simulator.faults import FaultKind, parse_fault
+from megascope.trainer.simulator.faults import SLOW_KINDS, FaultKind, parse_fault
 from megascope.trainer.simulator.hangs import hang_scene
+from megascope.trainer.simulator.noise import Silence
+from support.deadly_noise import DeadlyNoise
 
 
 @pytest.mark.parametrize("ranks", [64, 512, 12288])
 @pytest.mark.parametrize("seeds", SeedSet)
 def test_each_kind_has_its_turn_and_fits_its_job(ranks: int, seeds: SeedSet) -> None:
-    trials = plan_trials(ranks=ranks, trials=2 * len(KINDS), seeds=seeds)
+    trials = plan_trials(ranks=ranks, trials=(6 if ranks == 64 else 1) * len(KINDS), seeds=seeds)
     assert [trial.kind for trial in trials[: len(KINDS)]] == [str(kind) for kind in KINDS]
-    for trial in trials[: len(KINDS)]:
+    for trial in trials:
         job = trial.job()
         assert job.world_size == ranks
         if trial.fault:
@@ -45,6 +53,76 @@ def test_what_is_tuned_on_is_not_reported_on() -> None:
     for kind, choices in MAGNITUDES.items():
         if kind is not FaultKind.INIT:  # which has no magnitude
             assert set(choices[SeedSet.TUNE]).isdisjoint(choices[SeedSet.REPORT])
+
+
+def test_trials_differ_in_all_that_could_make_them_easy() -> None:
+    """Hosts are not tensor-parallel groups, faults begin late and end early, and some stores hold no spans."""
+    trials = plan_trials(ranks=512, trials=600)
+    widths = [dict(trial.layout)["tp"] for trial in trials]
+    assert all(widths.count(width) > 0.15 * len(trials) for width in (1, 2, 4, 8))
+    slow = [parse_fault(one.fault) for one in trials if one.kind in SLOW_KINDS]
+    late = [one for one in slow if one.first_step >= STEPS * 2 // 3]
+    ended = [one for one in slow if one.last_step is not None and one.last_step < STEPS - 1]
+    assert min(len(late), len(ended)) > 0.1 * len(slow)
+    assert all((STEPS - 1 if one.last_step is None else one.last_step) - one.first_step >= 14 for one in slow)
+    asked = [one.on_rollups for one in trials if not one.looks_at_hangs]
+    assert 0.25 < sum(asked) / len(asked) < 0.42
+    assert not any(one.on_rollups for one in trials if one.looks_at_hangs)
+    fleet = plan_trials(ranks=12_288, trials=30)
+    assert all(one.on_rollups != one.looks_at_hangs for one in fleet)
+
+
+@pytest.mark.parametrize("on_rollups", [False, True])
+def test_no_trial_is_told_how_the_clocks_stand(on_rollups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are spans the store finds it by itself; where there are none nobody knows."""
+    seen: list[tuple[int, int]] = []
+
+    def looked(store: Store, attempt: Attempt) -> StragglerVerdict:
+        written = store.query("SELECT count(*) AS n FROM clock_offsets", attempt=attempt)["n"].to_pylist()[0]
+        seen.append((written, len(load_clocks(store, attempt).known)))
+        return find_stragglers(store, attempt)
+
+    monkeypatch.setattr(score_runs, "find_stragglers", looked)
+    [trial] = plan_trials(ranks=64, trials=1, kinds=[FaultKind.SLOW_HOST], seeds=SeedSet.TUNE)
+    assert run_trial(replace(trial, on_rollups=on_rollups), Silence()).failure is None
+    assert seen == [(0, 0 if on_rollups else 8)]
+
+
+def test_a_process_that_dies_costs_its_own_trial_alone() -> None:
+    """A job that hangs at its first step draws no noise; of the others' this one is the end."""
+    trials = plan_trials(ranks=64, trials=4, kinds=[FaultKind.INIT, FaultKind.DEAD], seeds=SeedSet.TUNE)
+    outcomes = {one.trial.seed: one for one in run_trials(trials, noise=DeadlyNoise(), processes=2)}
+    assert [outcomes[trial.seed].failure is None for trial in trials] == [True, False, True, False]
+    assert "process died" in (outcomes[trials[1].seed].failure or "")
+
+
+def test_a_campaign_whose_trials_all_failed_is_none() -> None:
+    failed = Outcome(Trial("dead", "", (("dp", 8),), 0, True), "", Comparison(), 1.0, "OSError: no room")
+    found = outcome("dead", "crashed", Comparison(right=("dead",), found=True, placed=True))
+    for outcomes, expected in (([failed], True), ([failed, found], False), ([], False)):
+        result = add_up(outcomes, ranks=8, seeds=SeedSet.TUNE, noise="none", seconds=1.0)
+        assert result.has_failed is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--noise", "nosuch"], 1, "There is no noise file nosuch"),
+        (["--trials", "0"], 2, "--trials"),
+        (["--ranks", "0"], 2, "--ranks"),
+        (["--minutes", "0"], 2, "--minutes"),
+        (["--minutes", "-1"], 2, "--minutes"),
+        (["--processes", "0"], 2, "--processes"),
+    ],
+)
+def test_a_campaign_that_shows_nothing_is_not_begun(
+    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["score", *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_equal_seeds_are_equal_trials() -> None:
@@ -86,6 +164,8 @@ CIRCLE = Truth("p2p-cycle", frozenset({4, 5}))
          Comparison(right=("degraded-nic",), found=True, placed=True)),
         (NIC, [claim("degraded-nic", 3, 8, covers=True)],
          Comparison(right=("degraded-nic",), found=True, placed=True)),
+        (NIC, [claim("degraded-nic", *range(64), covers=True)], Comparison(wrong=("degraded-nic",))),
+        (NIC, [claim("degraded-nic", 3, 4, 8, covers=True)], Comparison(wrong=("degraded-nic",))),
         (NIC, [claim("degraded-nic", 3, 4, covers=True)], Comparison(wrong=("degraded-nic",))),
         (NIC, [claim("slow-gpu", 9)], Comparison(wrong=("slow-gpu",))),
         (JOB, [claim("gc-drift")], Comparison(right=("gc-drift",), found=True, placed=True)),
@@ -127,7 +207,7 @@ def test_wrong_claims_lower_precision_and_abstentions_lower_recall() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_no_trial_is_begun_when_time_is_over(processes: int) -> None:
     trials = plan_trials(ranks=64, trials=2, kinds=[FaultKind.DEAD], seeds=SeedSet.TUNE)
-    assert list(run_trials(trials, noise="none", processes=processes, within_s=0)) == []
+    assert list(run_trials(trials, noise=Silence(), processes=processes, within_s=0)) == []
 
 
 @pytest.mark.parametrize(
@@ -142,7 +222,7 @@ def test_no_trial_is_begun_when_time_is_over(processes: int) -> None:
 )
 def test_a_fault_that_cannot_be_missed_is_found(kind: FaultKind, word: str) -> None:
     [trial] = plan_trials(ranks=64, trials=1, kinds=[kind], seeds=SeedSet.TUNE)
-    found = run_trial(trial, "none")
+    found = run_trial(trial, Silence())
     assert (found.failure, found.verdict, found.comparison.found) == (None, word, True)
 
 

@@ -48,6 +48,7 @@ def test_what_is_said_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 0
     assert out.startswith("run night: 16 ranks on 2 hosts, 40 steps, ")
     with Store(tmp_path / "store") as store:
+        assert f" {len(store.read('events', store.attempt())):,} kept one by one" in out
         found = store.query("SELECT min(step) AS a, max(step) AS b, count(DISTINCT rank) AS n FROM events").to_pylist()
     assert found == [{"a": 5, "b": 39, "n": 2}]
 
@@ -61,6 +62,15 @@ def test_what_is_said_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--spans", "ranks=64"], "ranks 0 to 63"),
         (["--spans", "steps=100:"], "steps 0 to 99"),
         (["--spans", "everything"], "neither all nor none"),
+        (["--spans", "ranks=5-3"], "end before they begin"),
+        (["--spans", "ranks=1,5-3"], "end before they begin"),
+        (["--spans", "steps=50:", "--fault", "dead:rank=1:step=50"], "hangs in step 50"),
+        (["--skew-ms", "inf"], "skew_ms inf"),
+        (["--drift-ppm", "inf"], "drift_ppm inf"),
+        (["--heartbeat-s", "inf"], "Heartbeats every inf seconds"),
+        (["--heartbeat-s", "nan"], "heartbeat-s"),
+        (["--run", ""], "run name ''"),
+        (["--run", ".."], "run name '..'"),
         (["--steps", "0"], "steps"),
         (["--fault", "slow-gpu:rank=64:factor=2"], "64"),
         (["--fault", "sloth:rank=1"], "no known kind"),
@@ -81,6 +91,15 @@ def test_a_missing_store_and_a_missing_noise_file_are_said(tmp_path: Path, capsy
     assert (code, "Say where to write" in err) == (2, True)
     code, _, err = run(capsys, "simulate", str(tmp_path / "store"), "--noise", str(tmp_path / "none.parquet"))
     assert (code, "no noise file" in err) == (1, True)
+
+
+def test_by_default_the_last_steps_before_a_hang_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ("--layout", "tp=2,pp=2,dp=20", "--steps", "40", "--microbatches", "4", "--model.layers", "4")
+    code, _, _ = run(capsys, "simulate", str(tmp_path / "store"), *layout, "--fault", "dead:rank=1:step=25")
+    assert code == 0
+    with Store(tmp_path / "store") as store:
+        found = store.query("SELECT min(step) AS a, max(step) AS b FROM events").to_pylist()
+    assert found == [{"a": 15, "b": 24}]
 
 
 def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from megascope.profiler.errors import UsageError
+from megascope.trainer.simulator.config import SimulationConfig, costs_of
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.fault_effects import carriers, check_fault, effect_of, fault_rows
 from megascope.trainer.simulator.faults import FaultKind, parse_fault
@@ -176,13 +178,13 @@ def test_what_is_parsed() -> None:
     fault = parse_fault("degraded-nic:rank=3,8-10:bandwidth=0.25:steps=20-40")
     assert (fault.kind, fault.ranks, fault.factor) == (FaultKind.DEGRADED_NIC, (3, 8, 9, 10), 4.0)
     assert (fault.first_step, fault.last_step) == (20, 40)
-    assert [step for step in range(60) if fault.covers(step)] == list(range(20, 41))
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("slow", "no known kind"),
+        ("uneven-sequences:spread=2.5", "give a spread up to 2"),
         ("slow-gpu:rank=3", "lacks factor"),
         ("slow-gpu:rank=3:factor=x", "cannot be read"),
         ("slow-gpu:rank=3:factor=1", "slows nothing down"),
@@ -215,3 +217,26 @@ def test_what_makes_no_sense_is_refused(text: str, told: str) -> None:
 def test_a_fault_without_a_place_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         job_of(text)
+
+
+def test_a_degraded_nic_stretches_bytes_and_no_latency() -> None:
+    text = "degraded-nic:rank=21:bandwidth=0.1"
+    costs = replace(COSTS, reduce_scatter_latency_ns=1e6)
+    job, healthy = (
+        SimulatedJob(layout={"pp": 4, "dp": 4, "tp": 4}, steps=2, costs=costs, effects=effects)
+        for effects in ((effect_of(parse_fault(text)),), ())
+    )
+    group = next(group for group in job.topology.groups("dp") if 21 in group)
+    lengths = [sums.duration["dp_reduce_scatter"][list(group), 1].min() for sums in map(SpanSums.of, (job, healthy))]
+    assert lengths == pytest.approx([1e6 + 10 * 3e6, 4e6])
+    norms = [sums.duration["world_all_reduce"][:, 1].min() for sums in map(SpanSums.of, (job, healthy))]
+    assert norms[0] == norms[1]
+    [row] = fault_rows([parse_fault(text)], job)
+    assert (row["host"], row["link"]) == ("node0002", "node0002>network")
+
+
+def test_latency_is_what_small_messages_cost() -> None:
+    costs = costs_of(SimulationConfig(), {"pp": 4, "dp": 16, "tp": 8}, microbatches=8)
+    assert costs.bytes_share("send_forward") == pytest.approx(1 - 10e3 / costs.p2p_network_ns)
+    assert 0.9 < costs.bytes_share("dp_reduce_scatter") < 1
+    assert costs.bytes_share("world_all_reduce") == 0

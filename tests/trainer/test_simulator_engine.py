@@ -238,7 +238,7 @@ def test_a_single_rank_is_a_job_too() -> None:
         ({"layout": {"dp": 2_000_000}}, "2000000 ranks"),
         ({"layout": {"rank": 2}}, "cannot be an axis name"),
         ({"costs": Costs(forward_ns=(1.0, 2.0, 3.0))}, "3 forward costs"),
-        ({"skew_ms": -1.0}, "magnitudes"),
+        ({"skew_ms": -1.0}, "magnitude"),
     ],
 )
 def test_jobs_that_cannot_be_are_refused(wrong: dict[str, object], sentence: str) -> None:

@@ -135,3 +135,34 @@ def test_a_noise_file_that_is_none_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     with pytest.raises(MegascopeError, match="lacks the column dp_rank"):
         load_noise(str(tmp_path / "other.parquet"))
+
+
+def table_of(**columns: object) -> pa.Table:
+    """A trace of six forwards, with some columns replaced."""
+    zero = [0] * 6
+    usual: dict[str, object] = {
+        "dp_rank": [0, 1] * 3, "stage": zero, "step": zero, "optype": ["forward-compute"] * 6,
+        "start_ts": [0.0] * 6, "duration": [0.1] * 6, "seq_id": [0, 0, 1, 1, 2, 2],
+    }  # fmt: skip
+    return pa.table({**usual, **columns})
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (table_of().slice(0, 0), "no rows"),
+        (table_of(duration=[0.1, None, 0.1, 0.1, 0.1, 0.1]), "duration is not all numbers .* 1 of 6 missing"),
+        (table_of(step=["one"] * 6), "step is not all numbers"),
+        (table_of(start_ts=[float("nan")] * 6), "start_ts has values that cannot be"),
+        (table_of(duration=[0.0] * 6), "a step in which work took no time"),
+        (table_of(optype=["nap"] * 6), "no operation that noise is known of"),
+        (table_of(optype=pa.nulls(6, pa.string())), "no operation that noise is known of"),
+    ],
+)
+def test_a_trace_with_gaps_is_refused(table: pa.Table, told: str) -> None:
+    with pytest.raises(MegascopeError, match=told):
+        fit_noise([table])
+
+
+def test_the_smallest_trace_is_enough() -> None:
+    assert fit_noise([table_of()])["forward"].rank_step

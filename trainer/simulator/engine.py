@@ -234,9 +234,14 @@ class Engine:
                 )  # fmt: skip
 
 
+def room_for_steps(job: SimulatedJob) -> int:
+    """How many steps of a job may be computed at once (`PIECE_ELEMENTS`); 0 where one is more than that."""
+    return PIECE_ELEMENTS // (job.world_size * max(1, job.chunks))
+
+
 def pieces(job: SimulatedJob) -> Iterator[IntArray]:
     """All steps, in pieces of 100, or fewer of a large job: in whole windows of 10."""
-    room = PIECE_ELEMENTS // (job.world_size * max(1, job.chunks))
+    room = room_for_steps(job)
     size = 100 if room >= 100 else 20 if room >= 20 else 10
     first_size = size - job.first_step % size  # windows of steps begin at multiples
     first = 0

@@ -86,6 +86,18 @@ def _without_effect(fault: Fault, job: SimulatedJob) -> Iterator[str]:
         yield f"acts in no step of {job.first_step} to {job.last_step}: give other steps"
 
 
+def check_beside(fault: Fault, hang: Fault) -> None:
+    """Raise UsageError for a fault that never acts in a job which hangs: it would be a truth that nothing shows."""
+    if fault.kind is FaultKind.LOST_HEARTBEATS:
+        if fault.first_step <= hang.first_step and (fault.last_step is None or fault.last_step >= hang.first_step):
+            return
+        why = f"acts beside none of the heartbeats, which are those after the hang in step {hang.first_step}"
+        raise UsageError(f"The fault {fault.text!r} {why}: let its steps contain that one.")
+    if fault.first_step >= hang.first_step:
+        why = f"begins in step {fault.first_step}, but the job hangs in step {hang.first_step}: let it begin before"
+        raise UsageError(f"The fault {fault.text!r} {why}.")
+
+
 def fault_rows(faults: Sequence[Fault], job: SimulatedJob) -> list[dict[str, Any]]:
     """Rows of the table ``faults`` for what was put into a job that only gets slow."""
     return [
@@ -93,6 +105,7 @@ def fault_rows(faults: Sequence[Fault], job: SimulatedJob) -> list[dict[str, Any
             fault,
             ranks=carriers(fault, job),
             host=_host_of(fault, job),
+            link=_link_of(fault, job),
             segment=_STALLS.get(fault.kind),
         )
         for fault in faults
@@ -105,6 +118,12 @@ def _host_of(fault: Fault, job: SimulatedJob) -> str | None:
         hosts = {int(job.grid.host[rank]) for rank in fault.ranks}
         return job.host_name(hosts.pop()) if len(hosts) == 1 else None
     return None if fault.host is None else job.host_name(fault.host)
+
+
+def _link_of(fault: Fault, job: SimulatedJob) -> str | None:
+    """The link of a degraded NIC: the one from its host to the network."""
+    host = _host_of(fault, job) if fault.kind is FaultKind.DEGRADED_NIC else None
+    return None if host is None else f"{host}>network"
 
 
 def _covered(fault: Fault, steps: IntArray) -> BoolArray:
@@ -136,7 +155,10 @@ class SlowCompute(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SlowTransfers(Effect):
-    """A NIC (of one rank, or all of a host's) that gives a part of its bandwidth: only what leaves the host is slow."""
+    """A NIC (of one rank, or all of a host's) that gives a part of its bandwidth: what leaves the host is slow.
+
+    Its bytes take longer, and its latency is as it was.
+    """
 
     fault: Fault
 
@@ -150,7 +172,8 @@ class SlowTransfers(Effect):
         touched &= transfer.crosses_hosts
         if not (touched.any() and covered.any()):
             return None
-        factor: FloatArray = np.where(touched[:, None] & covered[None, :], self.fault.factor or 1.0, 1.0)
+        slower = 1.0 + ((self.fault.factor or 1.0) - 1.0) * job.costs.bytes_share(transfer.segment)
+        factor: FloatArray = np.where(touched[:, None] & covered[None, :], slower, 1.0)
         return factor
 
 

@@ -12,6 +12,9 @@ from ...profiler.errors import UsageError
 
 MOST_RANKS = 1_000_000
 
+MOST_SPREAD = 2.0
+"""Of the logarithm: a micro-batch in forty already costs fifty times the usual one."""
+
 
 class FaultKind(StrEnum):
     """What goes wrong. The first ten make a job slow (or only unseen); the others make it hang, or crash."""
@@ -79,10 +82,6 @@ class Fault:
     def is_hang(self) -> bool:
         """Whether the job does not go on after it."""
         return self.kind in HANG_KINDS
-
-    def covers(self, step: int) -> bool:
-        """Whether the fault acts in a step."""
-        return self.first_step <= step and (self.last_step is None or step <= self.last_step)
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -195,6 +194,8 @@ def _senseless(fault: Fault) -> str | None:
         value = getattr(fault, name)
         if value is not None and not 0 < value < 1e9:
             return f"would do nothing: give a {name} above 0"
+    if fault.spread is not None and fault.spread > MOST_SPREAD:
+        return f"spreads sequences beyond any batch: give a spread up to {MOST_SPREAD:g}"
     if fault.every < 1 or (fault.period is not None and fault.period < 2) or not 0 < fault.duty < 1:
         return "has no such rhythm: give every from 1, a period from 2, and a duty between 0 and 1"
     return None

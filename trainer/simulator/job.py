@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ...profiler.errors import UsageError
+from ...profiler.opening import attempt_folder
 from ...profiler.topology import Topology
 from ..schedule import Schedule, training_schedule
 from .costs import Costs
@@ -21,6 +23,9 @@ START_NS = 1_790_000_000 * 10**9
 """First moment of a simulated job, UTC: a fixed one, so that equal seeds give equal stores."""
 
 MAX_RANKS = 1_000_000
+
+MOST_SKEW_MS, MOST_DRIFT_PPM = 1e9, 1e5
+"""How wrong clocks may be: by eleven days, and by a tenth of the time that passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,7 @@ class SimulatedJob:
 
 
 def _check(job: SimulatedJob, topology: Topology) -> None:
+    attempt_folder(Path(), job.run, job.attempt)  # refuses what cannot be a folder's name
     stages = topology.size("pp")
     at_least_one = {
         "steps": job.steps,
@@ -107,5 +113,6 @@ def _check(job: SimulatedJob, topology: Topology) -> None:
             raise UsageError(
                 f"There are {len(table)} {name} costs for pp {stages} x chunks {job.chunks}: give one, or one each."
             )
-    if min(job.skew_ms, job.drift_ppm) < 0:
-        raise UsageError("The skew and the drift of clocks are magnitudes: give numbers from 0.")
+    for name, magnitude, most in (("skew_ms", job.skew_ms, MOST_SKEW_MS), ("drift_ppm", job.drift_ppm, MOST_DRIFT_PPM)):
+        if not 0 <= magnitude <= most:
+            raise UsageError(f"The clocks have {name} {magnitude}: give a magnitude from 0 to {most:,.0f}.")

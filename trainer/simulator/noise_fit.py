@@ -65,8 +65,10 @@ def fit_noise(traces: Sequence[pa.Table]) -> dict[str, NoiseTable]:
     """
     parts: dict[str, list[_Ratios]] = {}
     for trace in traces:
-        for kind, ratios in _ratios_of(_columns(trace)).items():
-            parts.setdefault(kind, []).append(ratios)
+        with np.errstate(divide="ignore", invalid="ignore"):  # what has no ratio is found below
+            found_ratios = _ratios_of(_columns(trace))
+        for kind, ratios in found_ratios.items():
+            parts.setdefault(kind, []).append(_checked(kind, ratios))
     if COMPLETION in parts:
         parts[COMPLETION] = [min(parts[COMPLETION], key=lambda one: float(np.median(one.span)))]
     return {
@@ -79,15 +81,46 @@ def fit_noise(traces: Sequence[pa.Table]) -> dict[str, NoiseTable]:
     }
 
 
+def _checked(kind: str, ratios: _Ratios) -> _Ratios:
+    """The ratios; MegascopeError where peers took no time at all, or less, so that there are none."""
+    if not all(np.isfinite(one).all() and (one >= 0).all() for one in (ratios.rank, ratios.rank_step, ratios.span)):
+        raise MegascopeError(
+            f"The noise file's {kind} operations have peers that took no time: give a what-if trace as it was recorded."
+        )
+    return ratios
+
+
 def _columns(trace: pa.Table) -> dict[str, npt.NDArray[np.generic]]:
     missing = [name for name in COLUMNS if name not in trace.column_names]
     if missing:
         raise MegascopeError(
             f"The noise file lacks the column {missing[0]}: give a what-if trace with {', '.join(COLUMNS)}."
         )
-    columns = {name: trace[name].to_numpy() for name in COLUMNS if name != "optype"}
+    if not trace.num_rows:
+        raise MegascopeError("The noise file has no rows: give a what-if trace of a job that ran.")
+    columns = {name: _numbers(trace, name) for name in COLUMNS if name != "optype"}
     columns["optype"] = np.asarray(trace["optype"].to_pylist(), dtype=object)
+    known = {*COMPUTE.values(), *COLLECTIVES, *(name for send, receive, _ in P2P for name in (send, receive))}
+    if known.isdisjoint(columns["optype"].tolist()):
+        raise MegascopeError(f"The noise file has no operation that noise is known of: use {', '.join(sorted(known))}.")
     return columns
+
+
+def _numbers(trace: pa.Table, name: str) -> npt.NDArray[np.generic]:
+    """A column; MegascopeError where it is not all finite numbers."""
+    column = trace[name]
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
+        raise MegascopeError(
+            f"The noise file's column {name} is not all numbers ({column.type}, {column.null_count} of "
+            f"{len(column)} missing): give a what-if trace without gaps."
+        )
+    values: npt.NDArray[np.generic] = column.to_numpy()
+    numbers = values.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise MegascopeError(
+            f"The noise file's column {name} has values that cannot be: give a recorded what-if trace."
+        )
+    return values
 
 
 def _ratios_of(trace: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, _Ratios]:
@@ -104,7 +137,12 @@ def _ratios_of(trace: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, _Ratio
 
 
 def _three_levels(keys: Mapping[str, IntArray], duration: FloatArray) -> _Ratios:
-    ratio = duration / _medians(_numbered(keys["stage"], keys["step"]), duration)
+    peers = _medians(_numbered(keys["stage"], keys["step"]), duration)
+    if not (peers > 0).all():
+        raise MegascopeError(
+            "The noise file has a step in which work took no time: give a what-if trace as it was recorded."
+        )
+    ratio = duration / peers
     worker = _numbered(keys["stage"], keys["dp_rank"])
     sound = _medians(worker, ratio) < FAULTY_RATIO
     keys = {name: values[sound] for name, values in keys.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,12 +14,12 @@ from . import tables
 from .background import Background
 from .clocks import HostClocks
 from .effects import FloatArray, IntArray
-from .engine import Engine, pieces
+from .engine import Engine, pieces, room_for_steps
 from .events import EventSink
 from .groups import Groups
 from .job import SimulatedJob
 from .rollups import RollupSink
-from .spans import Sink, Spans
+from .spans import Sink, Spans, shape_of
 
 Progress = Callable[[int, int], None]
 
@@ -73,7 +74,7 @@ class Session:
         self._begins: tuple[IntArray, FloatArray, FloatArray] | None = None
         self.step_begin_ns: IntArray = np.full(job.world_size, job.start_ns)
         self._windows: dict[int, list[pa.Table]] = {}
-        self._window_bytes = self._window_rows = self._written_spans = 0
+        self._window_bytes = self._window_rows = self._spans = self._written_spans = 0
         self._steps = self._done = self._total = 0
 
     def simulate(self, steps: int) -> None:
@@ -81,7 +82,7 @@ class Session:
         self._steps = steps
         sinks: list[Sink] = [
             *([RollupSink(self.job, self._take_windows)] if self.recording.windows else []),
-            _Ends(self),
+            _Notes(self),
         ]
         wanted = self._wanted_steps()
         engine = Engine(self.job, sinks, steps=steps, on_block=self._advance)
@@ -98,10 +99,8 @@ class Session:
 
     def result(self) -> Simulated:
         """What came out."""
-        job = self.job
-        ranks_of_stage = job.grid.width * job.grid.replicas
-        spans = self._steps * ranks_of_stage * sum(tables.spans_per_step(job, s) for s in range(job.grid.stages))
-        return Simulated(job, np.diff(self.moments_ns), self.moments_ns, spans, self._written_spans, self._window_rows)
+        lengths, spans = np.diff(self.moments_ns), self._spans
+        return Simulated(self.job, lengths, self.moments_ns, spans, self._written_spans, self._window_rows)
 
     def write_heartbeats(self) -> None:
         """Heartbeats of all ranks."""
@@ -112,6 +111,10 @@ class Session:
                 self._background.write("heartbeats", rows, rank=rank)
 
     # -- steps and windows --------------------------------------------------------------------------------------
+
+    def count_spans(self, spans: int) -> None:
+        """Count what the job ran."""
+        self._spans += spans
 
     def note_ends(self, index: IntArray, begin: FloatArray, end: FloatArray) -> None:
         """When the steps of a piece began and ended."""
@@ -167,7 +170,7 @@ class Session:
             int((job.grid.stage[ranks] == stage).sum()) * tables.spans_per_step(job, stage)
             for stage in range(job.grid.stages)
         )
-        at_once = int(np.clip(EVENTS_AT_ONCE // max(per_step, 1), 1, 100))
+        at_once = int(np.clip(min(EVENTS_AT_ONCE // max(per_step, 1), room_for_steps(job) - 1), 1, 99))
         sink = EventSink(job, ranks, self.moments_ns, self.groups, self._take_spans)
         engine = Engine(job, [sink], steps=self._steps, on_block=self._advance)
         for first in range(0, len(wanted), at_once):
@@ -181,14 +184,17 @@ class Session:
         self._background.write("events", rows, rank=rank)
 
 
-class _Ends:
-    """A sink that notes when steps began and ended."""
+class _Notes:
+    """A sink that counts spans, and notes when steps began and ended."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def add(self, spans: Spans) -> None:
-        """Spans are for others."""
+        """Count them."""
+        shape = shape_of(spans, self._session.job.grid.width)
+        there = math.prod(shape) if spans.present is None else np.count_nonzero(np.broadcast_to(spans.present, shape))
+        self._session.count_spans(int(there) * spans.repeat)
 
     def end_block(self) -> None:
         """Blocks are for others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,24 +10,30 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...collectors.manifest import manifest_folders
+from ...collectors.store import Store
 from ...collectors.writer import TableWriter
 from ...profiler.errors import UsageError
 from . import tables
 from .background import Background
-from .fault_effects import check_fault, effect_of, fault_rows
-from .faults import Fault
-from .hang_tables import Evidence
+from .fault_effects import carriers, check_beside, check_fault, effect_of, fault_rows
+from .faults import Fault, FaultKind
+from .hang_tables import SECOND, SILENT_AFTER_S, Evidence
 from .hangs import hang_scene
 from .job import SimulatedJob
 from .session import Progress, Recording, Session, Simulated
 
 __all__ = ["Recording", "Simulated", "simulate", "with_faults"]
 
+LEAST_HEARTBEAT_S = 0.01
+"""More heartbeats than that would be more rows than spans."""
+
 
 def with_faults(job: SimulatedJob, faults: Sequence[Fault]) -> tuple[SimulatedJob, Fault | None]:
     """The job with the faults' effects, ended before the step in which one of them hangs it; and that one.
 
-    Raises UsageError for faults that the job has no place for, and for several that hang it.
+    Raises UsageError for faults that the job has no place for, for several that hang it, and for one beside a hang
+    that would not act before it.
     """
     for fault in faults:
         check_fault(fault, job)
@@ -35,6 +42,9 @@ def with_faults(job: SimulatedJob, faults: Sequence[Fault]) -> tuple[SimulatedJo
         raise UsageError(
             f"The faults {hangs[0].text!r} and {hangs[1].text!r} both make the job hang: give one of them."
         )
+    for fault in faults:
+        if hangs and not fault.is_hang:
+            check_beside(fault, hangs[0])
     effects = tuple(effect_of(fault) for fault in faults if not fault.is_hang)
     return replace(job, effects=job.effects + effects), hangs[0] if hangs else None
 
@@ -54,9 +64,9 @@ def simulate(
     """
     job, hang = with_faults(job, faults)
     recording = recording or Recording()
-    _check_recording(job, recording)
+    _check_recording(job, recording, hang)
+    _check_new(root, job)
     with TableWriter(root, f"simulator-{job.run}-{job.attempt}") as writer, Background(writer, job) as background:
-        _check_new(writer, job)
         session = Session(job, recording, background, progress)
         steps = job.steps if hang is None else hang.first_step - job.first_step
         session.simulate(steps)
@@ -71,20 +81,28 @@ def simulate(
         if hang is not None:
             slow = [fault for fault in faults if not fault.is_hang]
             if slow:
-                writer.write("faults", job.run, job.attempt, _columns(fault_rows(slow, job)))
-            Evidence.of(hang_scene(job, hang), session.step_begin_ns).write(writer)
+                writer.write("faults", job.run, job.attempt, _truth(slow, session, is_heard_after=True))
+            silent = [rank for one in slow if one.kind is FaultKind.LOST_HEARTBEATS for rank in carriers(one, job)]
+            Evidence.of(hang_scene(job, hang), session.step_begin_ns, silent).write(writer)
         writer.commit()
     return session.result()
 
 
-def _check_new(writer: TableWriter, job: SimulatedJob) -> None:
-    if any((entry.run, entry.attempt) == (job.run, job.attempt) for entry in writer.committed_files):
+def _check_new(root: Path, job: SimulatedJob) -> None:
+    """Raise UsageError where anybody has written the job's run and attempt before, and not this simulator alone."""
+    if not root.is_dir() or next(manifest_folders(root), None) is None:
+        return
+    with Store(root) as store:
+        if any((one.run, one.attempt) == (job.run, job.attempt) for one in store.attempts()):
+            raise UsageError(f"The store {root} has a run {job.run!r} already: give another --run, or another folder.")
+
+
+def _check_recording(job: SimulatedJob, recording: Recording, hang: Fault | None) -> None:
+    every_s = recording.heartbeat_s
+    if every_s is not None and every_s != 0 and not LEAST_HEARTBEAT_S <= every_s < math.inf:
         raise UsageError(
-            f"The store {writer.root} has a run {job.run!r} already: give another --run, or another folder."
+            f"Heartbeats every {every_s} seconds cannot be: give a number from {LEAST_HEARTBEAT_S}, or 0 for none."
         )
-
-
-def _check_recording(job: SimulatedJob, recording: Recording) -> None:
     for rank in recording.span_ranks or ():
         if not 0 <= rank < job.world_size:
             raise UsageError(
@@ -98,15 +116,27 @@ def _check_recording(job: SimulatedJob, recording: Recording) -> None:
             f"Spans of steps {first} to {last} are wanted, but the job has steps {job.first_step} to {job.last_step}: "
             "choose among them."
         )
+    if hang is not None and recording.span_steps is not None and recording.span_steps[0] >= hang.first_step:
+        raise UsageError(
+            f"Spans from step {recording.span_steps[0]} on are wanted, but the job hangs in step {hang.first_step}, "
+            "and has spans before it alone: choose earlier steps."
+        )
 
 
-def _truth(faults: Sequence[Fault], session: Session) -> dict[str, list[Any]]:
-    """Rows of ``faults``, with the moments at which they acted, by the true clock."""
+def _truth(faults: Sequence[Fault], session: Session, *, is_heard_after: bool = False) -> dict[str, list[Any]]:
+    """Rows of ``faults``, with the moments at which they acted, by the true clock.
+
+    ``is_heard_after``: the job hangs, and is heard of from then on: heartbeats are lost `SILENT_AFTER_S` later, for
+    good.
+    """
     job, moments = session.job, session.moments_ns
-    rows = fault_rows(faults, job)
+    done, rows = len(moments) - 1, fault_rows(faults, job)
     for row in rows:
+        if is_heard_after and row["kind"] == FaultKind.LOST_HEARTBEATS:
+            row["first_ns"] = int(moments[-1]) + SILENT_AFTER_S * SECOND
+            continue
         first = max((row["first_step"] or job.first_step) - job.first_step, 0)
-        last = job.steps - 1 if row["last_step"] is None else min(row["last_step"] - job.first_step, job.steps - 1)
+        last = done - 1 if row["last_step"] is None else min(row["last_step"] - job.first_step, done - 1)
         row["first_ns"], row["last_ns"] = int(moments[first]), int(moments[last + 1])
     return _columns(rows)
 
