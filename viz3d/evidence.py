@@ -14,6 +14,18 @@ from .verdict import CulpritKind, listed
 MAX_RANKS = 4
 """So many ranks of one root get evidence of their own."""
 
+OF_SEVERAL = frozenset(
+    {
+        CulpritKind.MISMATCH,
+        CulpritKind.DIVERGED,
+        CulpritKind.ITERATION_DESYNC,
+        CulpritKind.ORDER_INVERSION,
+        CulpritKind.P2P_CYCLE,
+        CulpritKind.NETWORK,
+    }
+)
+"""Roots that show only where several ranks are seen side by side."""
+
 _GROUP = identifier("group")
 
 
@@ -22,7 +34,7 @@ def gather_evidence(store: Store, attempt: Attempt, snapshot: Snapshot, root: Ro
     asking = _Asking(store, attempt, snapshot, root)
     if snapshot.incident is not None:
         return (asking.frozen(snapshot.incident),)
-    if root.kind in (CulpritKind.MISMATCH, CulpritKind.ORDER_INVERSION, CulpritKind.P2P_CYCLE):
+    if root.kind in OF_SEVERAL:
         return (asking.in_flight(),)
     found = [asking.of_rank(rank) for rank in root.ranks[:MAX_RANKS]]
     evidence = [one for one in found if one is not None]
@@ -163,7 +175,7 @@ class _Asking:
         ][:8]
         looks = " OR ".join(f"(rank = {rank} AND moment_ns = {moment})" for rank, moment in moments) or "false"
         sql = (
-            f"SELECT rank, flight.segment, flight.sequence FROM (SELECT rank, unnest(in_flight) AS flight "
+            f"SELECT rank, step, flight.segment, flight.sequence FROM (SELECT rank, step, unnest(in_flight) AS flight "
             f"FROM heartbeats WHERE {_where(self._attempt)} AND ({looks})) WHERE flight.sequence IS NOT NULL ORDER BY 1"
         )
         return Evidence(root.why, None, None, "heartbeats", sql)

@@ -82,14 +82,15 @@ def build_graph(
             if operation is None:
                 continue
             if operation.absent:
-                wait = Wait(rank, flight, operation, _is_weak(state, flight, beside))
+                wait = Wait(rank, flight, operation, is_weak(state, flight, beside))
                 graph.waits.setdefault(rank, []).append(wait)
             else:
                 graph.joined[operation.group, operation.sequence] = operation
     return graph
 
 
-def _is_weak(state: RankState, flight: Flight, beside: frozenset[str]) -> bool:
+def is_weak(state: RankState, flight: Flight, beside: frozenset[str]) -> bool:
+    """Whether an operation in flight may not hold its rank up: see `Wait`; those named in ``beside`` usually do not."""
     if flight.kind == "p2p" and flight.sends is not False:
         return True
     work = state.innermost_work()

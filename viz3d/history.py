@@ -64,9 +64,15 @@ class StoreHistory:
     store: Store
     attempt: Attempt
     _steps: dict[tuple[int, int], list[_Issued]] = field(default_factory=dict)
+    _beside: frozenset[str] | None = None
 
     def asynchronous(self) -> frozenset[str]:
         """Segments of communication whose exposed time is well below their duration."""
+        if self._beside is None:
+            self._beside = self._below()
+        return self._beside
+
+    def _below(self) -> frozenset[str]:
         table = self.store.query(
             f"""SELECT segment_name AS name FROM spans WHERE kind IN ('collective', 'p2p') AND duration_ns > 0
                 GROUP BY segment_name

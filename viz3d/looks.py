@@ -18,6 +18,9 @@ from .verdict import Abstention, CulpritKind, State, listed
 SLOW_S = 10.0
 """From so long a wait on (or a whole step, if that is longer) somebody is said to hold the others up."""
 
+INCONCLUSIVE_KINDS = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
+"""Roots that are a suspicion at best: all have joined an operation, and nothing says why it does not complete."""
+
 SUSPECTED = 0.5
 """Factor on the confidence in a root that is not proven to be stuck."""
 
@@ -72,7 +75,7 @@ def compare_looks(
 
 def _held_up(root: Root, snapshot: Snapshot, graph: WaitGraph) -> set[int]:
     """Members of an operation that everyone joined and nobody completes."""
-    if root.group is None or root.kind != CulpritKind.NETWORK:
+    if root.group is None or root.kind not in INCONCLUSIVE_KINDS:
         return set()
     operation = graph.joined.get((root.group, root.sequence or 0))
     return set(operation.members) & set(snapshot.states) if operation else set()
@@ -82,7 +85,7 @@ def _judge(
     later: Snapshot, roots: Sequence[Root], still: Stillness, pace: Pace
 ) -> tuple[State, list[Root], list[Abstention]]:
     """What the job is doing, the roots that are named for it, and what is to be said of that."""
-    firm = [root for root in roots if root.kind != CulpritKind.NETWORK]
+    firm = [root for root in roots if root.kind not in INCONCLUSIVE_KINDS]
     if not firm:
         return (State.RUNNING, [], []) if still.moved else (State.INCONCLUSIVE, list(roots), [])
     stuck = [root for root in firm if still.is_stuck(root)]

@@ -64,9 +64,34 @@ def _mismatch(snapshot: Snapshot, history: History, group: int, sequence: int, b
         why = f"at number {sequence} of the group {told}: it left out {right} and is one operation ahead"
         return Root(deviants, CulpritKind.MISSING_CALL, 0.85, right, group, sequence, why=why)
     why = f"at number {sequence} of the group {told}"
+    around = _places(snapshot, by_name, group, sequence)
+    if around is not None:
+        kind, why = CulpritKind.DIVERGED, f"{why}, called from {around}"
+    else:
+        kind = CulpritKind.MISMATCH
     confidence = 0.5 if right is None else 0.8
     segment = next(name for name in sorted(by_name) if name != right)
-    return Root(deviants, CulpritKind.MISMATCH, confidence, segment, group, sequence, why=why)
+    return Root(deviants, kind, confidence, segment, group, sequence, why=why)
+
+
+def _places(snapshot: Snapshot, by_name: dict[str, list[int]], group: int, sequence: int) -> str | None:
+    """From which work ranks called the operations of different names, in words; None unless it differs with the name.
+
+    Ranks of a group that are in different parts of the program took different branches; else only the call differs.
+    """
+    places: dict[str, set[str]] = {}
+    for name, ranks in by_name.items():
+        for rank in ranks:
+            state = snapshot.states[rank]
+            flight = next(one for one in state.flights if (one.group, one.sequence) == (group, sequence))
+            around = state.enclosing(flight)
+            if around is None:
+                return None
+            places.setdefault(name, set()).add(around.segment)
+    every = [segment for own in places.values() for segment in own]
+    if len(set(every)) < len(every):
+        return None
+    return ", ".join(f"{' and '.join(sorted(own))} ({name})" for name, own in sorted(places.items()))
 
 
 class Programs:

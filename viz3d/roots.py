@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..profiler.vocabulary import SegmentKind
 from .ends import Waiters, find_ends, untie
 from .graph import Operation, Wait, WaitGraph
 from .history import History
+from .joined import HELD, judge_joined, minority, unfinished
 from .mismatch import Programs, Root
 from .operations import synchronises
-from .states import Flight, RankState, Snapshot
+from .states import RankState, Snapshot
 from .verdict import CulpritKind, GroupName
 
 MAX_SUSPECTS = 64
@@ -25,8 +27,10 @@ def name_roots(snapshot: Snapshot, graph: WaitGraph, history: History, mismatche
     ends = find_ends(graph)
     accused = {rank for root in mismatches for rank in root.ranks}
     missed = _first_missed(graph)
-    single = (_single(snapshot, rank, missed.get(rank)) for rank in ends.ranks if rank not in accused)
-    roots = [*mismatches, *single]
+    waiting_for_nobody = [rank for rank in ends.ranks if rank not in accused]
+    joined, covered = judge_joined(snapshot, graph, waiting_for_nobody, history.asynchronous())
+    single = (_single(snapshot, rank, missed.get(rank)) for rank in waiting_for_nobody if rank not in covered)
+    roots = [*mismatches, *joined, *single]
     accused |= set(ends.ranks)
     for knot in ends.knots:
         if not accused & set(knot):
@@ -42,47 +46,38 @@ def _single(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root:
     """A rank that others wait for and that waits for nobody; ``missed``: the first wait in which it is missed."""
     state = snapshot.states.get(rank)
     if state is None:
-        why = "there is no fresh data of it: it never started, its process is gone, or its host is"
-        return Root((rank,), CulpritKind.DEAD, 0.5, why=why)
+        return _silent(snapshot, rank, missed)
     if state.is_dead:
         return Root((rank,), CulpritKind.DEAD, 0.95, _segment(state), why="its process is gone without a word")
     if state.process_state == "exited" and missed is not None:
         flight, why = missed.flight, "it has ended, and the others still wait for it"
         return Root((rank,), CulpritKind.MISSING_CALL, 0.8, flight.segment, flight.group, flight.sequence, why=why)
     work = state.innermost_work()
+    if _is_starting(snapshot, rank) and state.process_state != "stopped":
+        why = f"it has not begun its first step, its process is {_process(state)}"
+        return Root((rank,), CulpritKind.INIT, 0.8, _segment(state), why=why)
     if work is not None or state.process_state == "stopped":
         confidence = 0.95 if state.process_state in ("stopped", "disk-sleep") else 0.85
         why = f"its process is {_process(state)}"
         return Root((rank,), CulpritKind.HOST_STUCK, confidence, _segment(state), why=why)
-    flying = [flight for flight in state.flights if flight.communicates]
-    if flying:
-        return _in_operation(snapshot, rank, min(flying, key=lambda flight: flight.begun_ns or 0))
     why = f"nothing is in flight, its process is {_process(state)}"
     return Root((rank,), CulpritKind.HOST_STUCK, 0.6, None, why=why)
 
 
-def _in_operation(snapshot: Snapshot, rank: int, flight: Flight) -> Root:
-    """A rank that is in an operation which lacks nobody, and nothing else."""
-    passed = _passed_by(snapshot, flight)
-    if passed:
-        kind, confidence, why = CulpritKind.DEVICE_STUCK, 0.7, _HELD.format(passed, flight.sequence)
-    else:
-        why = "everyone has joined the operation that it is in, and it does not complete"
-        kind, confidence = CulpritKind.NETWORK, 0.3
-    return Root((rank,), kind, confidence, flight.segment, flight.group, flight.sequence, why=why)
+def _silent(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root:
+    """A rank without fresh data: where the others wait for it in their set-up, it did not come out of its own."""
+    if missed is not None and _is_starting(snapshot, missed.rank):
+        why = "there is no data of it, and the others wait for it in their set-up"
+        return Root((rank,), CulpritKind.INIT, 0.6, missed.flight.segment, missed.flight.group, why=why)
+    why = "there is no fresh data of it: it never started, its process is gone, or its host is"
+    return Root((rank,), CulpritKind.DEAD, 0.5, why=why)
 
 
-_HELD = "{} members have completed number {} of the group, and it has not"
-
-
-def _passed_by(snapshot: Snapshot, flight: Flight) -> int:
-    """How many members have completed a synchronising operation that a rank still has in flight; 0 if not most."""
-    name = snapshot.groups.get(flight.group or 0)
-    if name is None or flight.group is None or flight.sequence is None or not synchronises(flight.kind, flight.segment):
-        return 0
-    states = [snapshot.states[rank] for rank in name.ranks if rank in snapshot.states]
-    done = sum(state.completed(flight.group) >= flight.sequence for state in states)
-    return done if 2 * done >= len(name.ranks) else 0
+def _is_starting(snapshot: Snapshot, rank: int) -> bool:
+    """Whether a rank is still in its set-up: before its first step, in work of that kind."""
+    state = snapshot.states[rank]
+    work = state.innermost_work()
+    return state.step is None and work is not None and work.kind == SegmentKind.INIT
 
 
 def _process(state: RankState) -> str:
@@ -124,7 +119,24 @@ def _knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tuple[in
         confidence = 0.7 if state.innermost_work() is not None else 0.4
         why = "what it has in flight runs beside its work and does not hold it up"
         return [Root((free,), CulpritKind.HOST_STUCK, confidence, _segment(state), why=why)]
-    return [_circle(graph, circle) for circle in circles]
+    return [_desync(snapshot, graph, circle) or _circle(graph, circle) for circle in circles]
+
+
+def _desync(snapshot: Snapshot, graph: WaitGraph, circle: tuple[int, ...]) -> Root | None:
+    """Ranks of a circle of collectives that count another step than most of it: they are not where the others are."""
+    first = next((wait for rank in circle for wait in graph.waits[rank] if wait.flight.kind == "collective"), None)
+    steps = {rank: snapshot.states[rank].step for rank in circle if rank in snapshot.states}
+    few = minority(steps)
+    if first is None or few is None:
+        return None
+    ranks, told = few
+    why = f"ranks that wait for each other are in different steps: {told}"
+    own = [wait for wait in graph.waits[ranks[0]] if not wait.weak] or [first]
+    sure = 0.7 if len(ranks) < len(circle) else 0.4
+    return Root(
+        ranks, CulpritKind.ITERATION_DESYNC, sure, own[0].flight.segment, own[0].flight.group,
+        own[0].flight.sequence, why=why,
+    )  # fmt: skip
 
 
 def _circle(graph: WaitGraph, circle: tuple[int, ...]) -> Root:
@@ -171,7 +183,7 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, history: History, knot:
             if rank not in inside or (rank, operation.group) in checked:
                 continue
             if len(checked) == MAX_SUSPECTS:
-                return list(found.values())
+                return _crosswise_or(graph, found)
             checked.add((rank, operation.group))
             if programs.went_past(rank, operation.group):
                 why = f"it has issued {snapshot.states[rank].issued(operation.group)} operations there, others wait in "
@@ -180,7 +192,38 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, history: History, knot:
                     (rank,), CulpritKind.MISSING_CALL, 0.8, operation.segment, operation.group, operation.sequence,
                     why=why,
                 )  # fmt: skip
-    return list(found.values())
+    return _crosswise_or(graph, found)
+
+
+def _crosswise_or(graph: WaitGraph, missing: Mapping[int, Root]) -> list[Root]:
+    """Calls that seem to be missing: one order inversion if they are crosswise, else each as it is."""
+    crosswise = _inverted(graph, missing)
+    return list(missing.values()) if crosswise is None else [crosswise]
+
+
+def _inverted(graph: WaitGraph, found: Mapping[int, Root]) -> Root | None:
+    """Calls that seem to be missing crosswise: each rank waits for one that waits in the call that another lacks.
+
+    Neither left out a call, for neither can come to it: they issue the operations of their groups in another order.
+    A rank that waits for those who wait for it in the call that it lacks itself needs no other to be stuck.
+    """
+    if len({root.group for root in found.values()}) < 2:
+        return None
+    stuck_in: dict[int, set[int]] = {}  # rank -> the groups in which it waits
+    for rank, waits in graph.waits.items():
+        stuck_in[rank] = {wait.operation.group for wait in waits}
+    for rank, root in found.items():
+        others = {one.group for one in found.values()} - {root.group}
+        ahead = {absent for wait in graph.waits[rank] for absent in wait.operation.absent}
+        theirs = [stuck_in.get(one, set()) for one in ahead]
+        if any(root.group in groups for groups in theirs) or not any(others & groups for groups in theirs):
+            return None
+    told = "; ".join(f"rank {rank} waits elsewhere before {root.segment} #{root.sequence}" for rank, root in
+                     list(found.items())[:4])  # fmt: skip
+    ranks = tuple(sorted(found))
+    own = next((wait.flight for wait in graph.waits[ranks[0]] if not wait.weak), None)
+    why = f"each waits for ranks that wait for the other, which are operations in another order: {told}"
+    return Root(ranks, CulpritKind.ORDER_INVERSION, 0.7, None if own is None else own.segment, why=why)
 
 
 def _asymmetric(snapshot: Snapshot, graph: WaitGraph) -> list[Root]:
@@ -195,20 +238,18 @@ def _asymmetric(snapshot: Snapshot, graph: WaitGraph) -> list[Root]:
         )  # fmt: skip
         done = [rank for rank in operation.members if snapshot.states[rank].completed(group) >= sequence]
         if held and len(done) > len(held):
-            why = _HELD.format(len(done), sequence)
+            why = HELD.format(len(done), sequence)
             roots.append(Root(held, CulpritKind.DEVICE_STUCK, 0.7, operation.segment, group, sequence, why=why))
     return roots
 
 
 def _unfinished(graph: WaitGraph, snapshot: Snapshot) -> list[Root]:
     """Operations that all members joined and none completes: nobody is at fault, the links between them may be."""
-    stuck = [
-        operation
-        for (group, sequence), operation in graph.joined.items()
-        if not any(snapshot.states[rank].completed(group) >= sequence for rank in operation.members)
+    return [
+        unfinished(snapshot, operation.members, operation.segment, key)
+        for key, operation in graph.joined.items()
+        if not any(snapshot.states[rank].completed(key[0]) >= key[1] for rank in operation.members)
     ]
-    why = "all members have joined and none has completed"
-    return [Root(one.members, CulpritKind.NETWORK, 0.3, one.segment, one.group, one.sequence, why=why) for one in stuck]
 
 
 def group_name(snapshot: Snapshot, group: int | None) -> GroupName | None:

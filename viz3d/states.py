@@ -79,6 +79,12 @@ class RankState:
         work = [flight for flight in self.flights if flight.kind not in WAITING_KINDS]
         return max(work, key=lambda flight: flight.begun_ns or 0, default=None)
 
+    def enclosing(self, flight: Flight) -> Flight | None:
+        """The innermost work that was open when a flight of the rank was begun."""
+        begun_ns = flight.begun_ns or 0
+        work = [one for one in self.flights if one.kind not in WAITING_KINDS and (one.begun_ns or 0) <= begun_ns]
+        return max(work, key=lambda one: one.begun_ns or 0, default=None)
+
     def age_s(self, flight: Flight) -> float | None:
         """How long a flight of the rank has been open, seconds."""
         return None if flight.begun_ns is None else (self.moment_ns - flight.begun_ns) / 1e9

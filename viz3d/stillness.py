@@ -31,6 +31,8 @@ OF_THE_PROGRAM = frozenset(
         CulpritKind.ORDER_INVERSION,
         CulpritKind.P2P_CYCLE,
         CulpritKind.DEVICE_STUCK,
+        CulpritKind.ITERATION_DESYNC,
+        CulpritKind.DIVERGED,
     }
 )
 """Roots that no patience cures: the program itself is stuck."""

@@ -135,6 +135,10 @@ _WORDS = {
     CulpritKind.DEVICE_STUCK: "does not complete what its peers completed",
     CulpritKind.MISMATCH: "called another operation than its peers",
     CulpritKind.MISSING_CALL: "left out a call",
+    CulpritKind.ITERATION_DESYNC: "count another step than the others",
+    CulpritKind.DIVERGED: "took another branch than its peers",
+    CulpritKind.INIT: "does not come out of its set-up",
+    CulpritKind.LIBRARY: "runs inside an operation that all have joined and none completes: suspect the library",
     CulpritKind.ORDER_INVERSION: "wait for each other in a circle of collectives",
     CulpritKind.P2P_CYCLE: "wait for each other in a circle of sends and receives",
     CulpritKind.NETWORK: "have all joined and none completes: suspect the links between them",
@@ -149,7 +153,7 @@ def describe(culprit: HangCulprit) -> str:
     of = " of" if culprit.kind == CulpritKind.MISSING_CALL else " in"
     where = f"{of} {culprit.segment}" if culprit.segment else ""
     group = f" in group {culprit.group}" if culprit.group else ""
-    waits = culprit.waiters and culprit.kind != CulpritKind.NETWORK
+    waits = culprit.waiters and culprit.kind not in (CulpritKind.NETWORK, CulpritKind.LIBRARY)
     waiters = f", {culprit.waiters} rank{'s wait' if culprit.waiters > 1 else ' waits'} for it" if waits else ""
     return f"{who}{on} {what}{where}{group}{waiters}"
 

@@ -1,0 +1,207 @@
+"""Operations that all members have joined: whose device, which links, or ranks that are elsewhere in the program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megascope.profiler.topology import Topology
+from megascope.viz3d.looks import compare_looks
+from megascope.viz3d.verdict import CulpritKind, State
+from support.hang_scenes import STEP, Scene
+
+MESH = Topology.of(pp=2, dp=2, tp=4)
+GROUP = (0, 1, 2, 3)
+
+
+def stopped_inside(segment: str = "tp_all_gather", *, work: str = "forward") -> Scene:
+    """Everybody waits in the world group for one tensor group, all of which is inside its work in number 7."""
+    scene = Scene(MESH)
+    for rank in range(MESH.world_size):
+        if rank in GROUP:
+            scene.work(rank, work)
+            scene.collective(rank, "tp", 7, segment)
+        else:
+            scene.collective(rank, "world", 2, since_s=40)
+    return scene
+
+
+def completed(scene: Scene, ranks: tuple[int, ...]) -> None:
+    """These ranks have completed number 7 and gone on to wait with the others."""
+    for rank in ranks:
+        scene.states[rank] = replace(scene.states[rank], flights=())
+        scene.progress(rank, scene.of("tp", rank), 7, 7)
+        scene.collective(rank, "world", 2, since_s=40)
+
+
+def test_nobody_completes_it_so_no_rank_is_accused_and_the_group_is_suspected_once() -> None:
+    diagnosis = compare_looks(*stopped_inside().looks())
+    assert diagnosis.state == State.INCONCLUSIVE
+    [root] = diagnosis.roots
+    assert (root.ranks, root.kind, root.segment, root.sequence) == (GROUP, CulpritKind.NETWORK, "tp_all_gather", 7)
+    assert root.confidence < 0.5
+    assert root.waiters == MESH.world_size - len(GROUP)
+
+
+def test_most_have_completed_it_so_the_device_of_the_others_is_stuck() -> None:
+    scene = stopped_inside()
+    completed(scene, (0, 1, 3))
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.HANG
+    [root] = diagnosis.roots
+    assert (root.ranks, root.kind, root.segment) == ((2,), CulpritKind.DEVICE_STUCK, "tp_all_gather")
+
+
+def test_two_that_do_not_complete_the_same_are_one_root() -> None:
+    scene = stopped_inside()
+    completed(scene, (0, 3))
+    [root] = compare_looks(*scene.looks()).roots
+    assert (root.ranks, root.kind) == ((1, 2), CulpritKind.DEVICE_STUCK)
+
+
+def test_a_broadcast_that_some_have_completed_accuses_no_device() -> None:
+    scene = stopped_inside("tp_broadcast")
+    completed(scene, (0, 1, 3))
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.INCONCLUSIVE
+    assert [(root.ranks, root.kind) for root in diagnosis.roots] == [((2,), CulpritKind.NETWORK)]
+
+
+def test_an_operation_from_before_the_work_does_not_hold_the_rank_up() -> None:
+    scene = stopped_inside()
+    completed(scene, (0, 1, 3))
+    scene.work(2, "optimizer", since_s=20)
+    [root] = compare_looks(*scene.looks()).roots
+    assert (root.ranks, root.kind, root.segment) == ((2,), CulpritKind.HOST_STUCK, "optimizer")
+
+
+def test_one_that_works_on_inside_it_while_all_others_sleep_is_the_suspect() -> None:
+    scene = stopped_inside()
+    scene.process(3, "running")
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.INCONCLUSIVE
+    assert [(root.ranks, root.kind) for root in diagnosis.roots] == [((3,), CulpritKind.LIBRARY)]
+    scene.process(1, "running")
+    assert [root.kind for root in compare_looks(*scene.looks()).roots] == [CulpritKind.NETWORK]
+
+
+def test_the_same_number_from_different_steps_is_a_desync() -> None:
+    scene = stopped_inside()
+    scene.states[1] = replace(scene.states[1], step=STEP + 1)
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.HANG
+    [root] = diagnosis.roots
+    assert (root.ranks, root.kind, root.sequence) == ((1,), CulpritKind.ITERATION_DESYNC, 7)
+    assert f"3 in {STEP}, 1 in {STEP + 1}" in root.why
+
+
+def test_the_same_call_from_different_parts_of_the_program_has_diverged() -> None:
+    scene = Scene(MESH)
+    for rank in range(MESH.world_size):
+        if rank in GROUP:
+            scene.work(rank, "eval_forward" if rank == 2 else "forward")
+            scene.collective(rank, "tp", 7, "tp_all_gather")
+        else:
+            scene.collective(rank, "world", 2, since_s=40)
+    [root] = compare_looks(*scene.looks()).roots
+    assert (root.ranks, root.kind) == ((2,), CulpritKind.DIVERGED)
+
+
+@pytest.mark.parametrize(
+    ("around", "kind"), [("eval_forward", CulpritKind.DIVERGED), ("forward", CulpritKind.MISMATCH)]
+)
+def test_another_call_has_diverged_only_where_it_comes_from_another_part(around: str, kind: CulpritKind) -> None:
+    scene = Scene(Topology.of(dp=4))
+    for rank in range(4):
+        scene.work(rank, around if rank == 2 else "forward")
+        scene.collective(rank, "dp", 5, "broadcast" if rank == 2 else "dp_all_reduce")
+    [root] = compare_looks(*scene.looks()).roots
+    assert (root.ranks, root.kind) == ((2,), kind)
+
+
+def test_a_message_of_a_rank_without_work_that_has_met_its_peer_accuses_nobody() -> None:
+    scene = Scene(Topology.of(pp=3))
+    scene.message(0, "send", 1, 4)
+    scene.message(1, "recv", 0, 4)
+    scene.message(2, "recv", 1, 4)
+    scene.progress(1, scene.group("pp_forward", (1, 2)), 3, 3)
+    diagnosis = compare_looks(*scene.looks())
+    assert CulpritKind.HOST_STUCK not in {root.kind for root in diagnosis.roots}
+    assert diagnosis.state == State.INCONCLUSIVE
+
+
+def starting(*, lost: bool, segment_kind: str = "init") -> Scene:
+    """Before the first step everybody but rank 5 is in the set-up and waits there; it is lost, or in the set-up too."""
+    scene = Scene(MESH)
+    for rank in range(MESH.world_size):
+        scene.states[rank] = replace(scene.states[rank], step=None)
+        scene.work(rank, "setup", kind=segment_kind)
+        if rank != 5:
+            scene.collective(rank, "world", 1)
+    if lost:
+        scene.lose(5)
+    return scene
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_rank_that_the_others_wait_for_in_their_set_up(*, lost: bool) -> None:
+    [root] = compare_looks(*starting(lost=lost).looks(apart_s=60)).roots
+    assert (root.ranks, root.kind) == ((5,), CulpritKind.INIT)
+
+
+def test_a_job_that_marks_no_steps_is_not_taken_for_one_that_starts() -> None:
+    assert [root.kind for root in compare_looks(*starting(lost=True, segment_kind="compute").looks()).roots] == ["dead"]
+    stuck = compare_looks(*starting(lost=False, segment_kind="compute").looks()).roots
+    assert [root.kind for root in stuck] == [CulpritKind.HOST_STUCK]
+
+
+def test_a_process_that_went_during_the_set_up_is_dead() -> None:
+    scene = starting(lost=False)
+    scene.process(5, "gone")
+    assert [root.kind for root in compare_looks(*scene.looks()).roots] == [CulpritKind.DEAD]
+
+
+class Past:
+    """A history in which every rank issues number 7 of its tensor group before it waits for anybody else."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._tensor = {number for number, name in scene.groups.items() if name.kind == "tp"}
+
+    def asynchronous(self) -> frozenset[str]:
+        return frozenset()
+
+    def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
+        return 7 if other in self._tensor else None
+
+    def expected_segment(self, rank: int, step: int, group: int, sequence: int) -> str | None:
+        return None
+
+
+def test_calls_that_are_missing_crosswise_are_an_inversion() -> None:
+    """Ranks 0 and 3 reduce before their last tensor-parallel call, ranks 1 and 2 wait for them there."""
+    scene = Scene(Topology.of(dp=2, tp=2))
+    for rank in range(4):
+        if rank in (0, 3):
+            scene.progress(rank, scene.of("tp", rank), 6, 6)
+            scene.collective(rank, "dp", 5)
+        else:
+            scene.progress(rank, scene.of("dp", rank), 4, 4)
+            scene.collective(rank, "tp", 7)
+    [root] = compare_looks(*scene.looks(), Past(scene)).roots
+    assert (root.ranks, root.kind, root.waiters) == ((0, 3), CulpritKind.ORDER_INVERSION, 2)
+
+
+def test_ranks_that_all_left_out_the_same_call_are_no_inversion() -> None:
+    """The first of every tensor group went past its call and waits for the whole job, which waits for them."""
+    scene = Scene(Topology.of(dp=2, tp=2))
+    for rank in range(4):
+        if rank in (0, 2):
+            scene.progress(rank, scene.of("tp", rank), 6, 6)
+            scene.collective(rank, "world", 5)
+        else:
+            scene.collective(rank, "tp", 7)
+    roots = compare_looks(*scene.looks(), Past(scene)).roots
+    assert {(root.ranks, root.kind) for root in roots} == {
+        ((0,), CulpritKind.MISSING_CALL), ((2,), CulpritKind.MISSING_CALL),
+    }  # fmt: skip
