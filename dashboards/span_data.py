@@ -12,6 +12,7 @@ import pyarrow as pa
 from ..collectors.store import Attempt
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.vocabulary import WAITING_KINDS
+from .absence import why_no_spans
 from .alignment import SAME_CLOCK, clocks_of
 from .binary import pack
 from .heat_data import place_texts, placement_of
@@ -52,7 +53,7 @@ def spans_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
         raise UsageError(f"The view has more than {MAX_SPANS:,} spans. Choose fewer steps or fewer ranks.")
     spans = _with_in_flight(bench, attempt, choice, spans)
     if not spans.num_rows:
-        raise MegascopeError(f"No spans of these ranks in steps {choice.steps[0]} to {choice.steps[1]}.")
+        raise MegascopeError(why_no_spans(bench, attempt, choice.steps))
     return _packed(bench, attempt, choice, spans)
 
 

@@ -80,6 +80,8 @@ def straggler_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVer
     links: list[Component | str] = [_age(latest)]
     if verdict.culprits:
         links += culprit_links(verdict.culprits[0], attempt, view)
+    if len(verdict.culprits) > 1:
+        links.append(dcc.Link("all findings", href=view.same_job().url("/"), className="more"))
     tone, word = _SLOW[verdict.verdict]
     return ShownVerdict(banner(tone, word, verdict.sentence(), *links), tone, _awaited(latest))
 
@@ -124,11 +126,11 @@ def culprit_links(culprit: Culprit, attempt: Attempt, view: View) -> list[Compon
     """Links from a culprit to its segment's heatmap and to its worst steps in the timeline."""
     job = view.same_job()
     first = culprit.steps[0]
+    heatmap = dcc.Link("heatmap", href=job.url("/heatmap", segment=culprit.segment), className="more")
+    if not culprit.ranks:  # the whole job's: no rank shows it more than others
+        return [heatmap]
     timeline = job.url("/timeline", rank=culprit.ranks[0], axis=peer_axis(attempt), steps=(first, first))
-    return [
-        dcc.Link("heatmap", href=job.url("/heatmap", segment=culprit.segment), className="more"),
-        dcc.Link("timeline", href=timeline, className="more"),
-    ]
+    return [heatmap, dcc.Link("timeline", href=timeline, className="more")]
 
 
 def peer_axis(attempt: Attempt) -> str | None:

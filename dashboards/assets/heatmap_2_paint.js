@@ -63,17 +63,16 @@
       context.textBaseline = "middle";
       context.textAlign = "right";
       const every = Math.max(1, Math.ceil(((r1 - r0) * 15) / height));
-      const culprits = new Set(this.marks.flatMap((mark) => mark.ranks));
-      for (let row = r0; row < r1; row++) {
-        const culprit = culprits.has(this.meta.ranks[row]);
-        if ((row - r0) % every !== 0 && !culprit) continue;
-        const middle = y + ((row - r0 + 0.5) * height) / (r1 - r0);
-        if (culprit) this.drawCulpritLabel(context, row, middle);
-        else if (!this.nearCulprit(row, every, culprits)) context.fillText("rank " + this.meta.ranks[row], x - 8, middle);
+      const culprits = new Map(this.marks.flatMap((mark) => mark.ranks.map((rank) => [this.rowOf(rank), rank])));
+      const middle = (row) => y + ((row - r0 + 0.5) * height) / (r1 - r0);
+      for (let row = r0; row < r1; row += every) {
+        if (!this.nearCulprit(row, every, culprits)) context.fillText("rank " + this.rankAt(row), x - 8, middle(row));
       }
+      this.drawCulpritLabels(context, [...culprits].filter(([row]) => row >= r0 && row < r1), middle);
       context.strokeStyle = M.colour("ink");
       context.globalAlpha = 0.55;
-      for (const [, first] of this.meta.sections) {
+      for (const [, start] of this.meta.sections) {
+        const first = Math.floor(start / this.bin_size[0]);
         if (first <= r0 || first >= r1) continue;
         const line = Math.round(y + ((first - r0) * height) / (r1 - r0)) + 0.5;
         context.strokeRect(x, line, width, 0);
@@ -83,19 +82,28 @@
       context.textBaseline = "top";
       const step = Math.max(1, Math.ceil(((c1 - c0) * 46) / width));
       for (let column = c0; column < c1; column += step) {
-        context.fillText(this.meta.steps[column], x + ((column - c0 + 0.5) * width) / (c1 - c0), y + height + 4);
+        context.fillText(this.stepAt(column), x + ((column - c0 + 0.5) * width) / (c1 - c0), y + height + 4);
       }
       context.fillText("step", x + width / 2, y + height + 19);
     }
     nearCulprit(row, every, culprits) {
-      for (let near = row - every + 1; near < row + every; near++) if (culprits.has(this.meta.ranks[near])) return true;
+      for (let near = row - every + 1; near < row + every; near++) if (culprits.has(near)) return true;
       return false;
     }
-    drawCulpritLabel(context, row, middle) {
+    // Labels of [row, rank]; of several that would lie on each other, the first says how many more there are.
+    drawCulpritLabels(context, culprits, middle) {
+      this.labels = [];
+      for (const [row, rank] of culprits.sort(([one], [other]) => one - other)) {
+        const last = this.labels[this.labels.length - 1];
+        if (last && middle(row) - last.at < 14) last.more++;
+        else this.labels.push({ at: middle(row), rank, more: 0 });
+      }
       context.save();
       context.fillStyle = M.colour("fault");
       context.font = "bold 12px " + M.colour("font");
-      context.fillText("▶ rank " + this.meta.ranks[row], this.plot.x - 5, middle);
+      for (const { at, rank, more } of this.labels) {
+        context.fillText(more ? `▶ ${rank} +${more}` : "▶ rank " + rank, this.plot.x - 5, at);
+      }
       context.restore();
     }
     drawMarks(context) {
@@ -107,12 +115,12 @@
       context.strokeStyle = M.colour("select");
       context.lineWidth = 1.5;
       for (const mark of this.marks) {
-        const columns = this.meta.steps.map((step, at) => [step, at]).filter(([step]) => step >= mark.steps[0] && step <= mark.steps[1]);
+        const columns = this.columnsIn(mark.steps[0], mark.steps[1]);
         if (!columns.length) continue;
-        const left = x + ((columns[0][1] - c0) * width) / (c1 - c0);
-        const right = x + ((columns[columns.length - 1][1] + 1 - c0) * width) / (c1 - c0);
+        const left = x + ((columns[0] - c0) * width) / (c1 - c0);
+        const right = x + ((columns[columns.length - 1] + 1 - c0) * width) / (c1 - c0);
         for (const rank of mark.ranks) {
-          const row = this.meta.ranks.indexOf(rank);
+          const row = this.rowOf(rank);
           if (row < 0) continue;
           const top = y + ((row - r0) * height) / (r1 - r0), size = height / (r1 - r0);
           context.strokeRect(left, Math.min(top, top + size / 2 - 2.5), right - left, Math.max(5, size));

@@ -21,11 +21,35 @@
     show({ meta, arrays }) {
       this.meta = meta;
       this.arrays = arrays;
-      this.rows = meta.ranks.length;
-      this.columns = meta.steps.length;
+      // Of a large matrix each cell is the hottest of a bin of ranks and steps: `row` and `column` tell which one.
+      this.bin_size = meta.bin || [1, 1];
+      this.rows = Math.ceil(meta.ranks.length / this.bin_size[0]);
+      this.columns = Math.ceil(meta.steps.length / this.bin_size[1]);
       this.shown = arrays[meta.show];
       this.scale = M.heatScale(meta.show, this.shown);
       this.followAddress();
+    }
+    // The row or column of a rank's or a step's place in `meta`; and what the first cells of one stand for.
+    rowOf(rank) {
+      return Math.floor(this.meta.ranks.indexOf(rank) / this.bin_size[0]);
+    }
+    columnsIn(first, last) {
+      const inside = [];
+      this.meta.steps.forEach((step, at) => {
+        if (step >= first && step <= last) inside.push(Math.floor(at / this.bin_size[1]));
+      });
+      return inside;
+    }
+    rankAt(row) {
+      return this.meta.ranks[row * this.bin_size[0]];
+    }
+    stepAt(column) {
+      return this.meta.steps[column * this.bin_size[1]];
+    }
+    // Where in `meta` the rank and the step of a cell are.
+    placeOf({ row, column, cell, missing }) {
+      if (this.arrays.row && !missing) return [this.arrays.row[cell], this.arrays.column[cell]];
+      return [row * this.bin_size[0], column * this.bin_size[1]];
     }
     followAddress() {
       this.window = this.zoomFromUrl();
@@ -43,10 +67,10 @@
       const text = M.parameter("zoom");
       if (!text) return this.whole();
       const [row0, row1, step0, step1] = text.split(":").map(Number);
-      const inside = this.meta.steps.map((step, at) => [step, at]).filter(([step]) => step >= step0 && step <= step1);
+      const inside = this.columnsIn(step0, step1);
       const window = { r0: Math.min(row0, this.rows - 1), r1: Math.min(row1 + 1, this.rows) };
       if (!inside.length) return this.whole();
-      return { ...window, c0: inside[0][1], c1: inside[inside.length - 1][1] + 1 };
+      return { ...window, c0: inside[0], c1: inside[inside.length - 1] + 1 };
     }
     setZoom(window) {
       const whole = this.whole();
@@ -66,7 +90,7 @@
         M.note({ segment: this.meta.segment }); // the page's own choice may change; who has zoomed in stays
         M.announce();
       }
-      M.noteSoon({ zoom: all ? null : [r0, r1 - 1, this.meta.steps[c0], this.meta.steps[c1 - 1]].join(":") });
+      M.noteSoon({ zoom: all ? null : [r0, r1 - 1, this.stepAt(c0), this.stepAt(c1 - 1)].join(":") });
       this.draw();
     }
 
@@ -85,12 +109,12 @@
     hover(event) {
       const found = this.ready() && this.plot && !this.dragging ? this.cellAt(event) : null;
       if (!found) return M.tipOff();
-      const { meta, arrays } = this, rank = meta.ranks[found.row];
-      const packed = this.binned.ny < this.window.r1 - this.window.r0 || this.binned.nx < this.window.c1 - this.window.c0;
-      const step = meta.steps[found.column];
+      const { meta, arrays } = this, [row, column] = this.placeOf(found), rank = meta.ranks[row];
+      const packed = meta.bin || this.binned.ny < this.window.r1 - this.window.r0 || this.binned.nx < this.window.c1 - this.window.c0;
+      const step = meta.steps[column];
       const when = meta.step_width > 1 ? `steps ${step} to ${step + meta.step_width - 1}` : `step ${step}`;
       const heading = `rank ${rank}, ${when}` + (packed ? " (the hottest here)" : "");
-      const where = [["host", meta.hosts[found.row]], ["place", meta.places[found.row]]];
+      const where = [["host", meta.hosts[row]], ["place", meta.places[row]]];
       if (found.missing) return M.tip(event, heading, where, `No ${meta.segment} was recorded here: not the same as zero.`);
       const ratio = arrays.ratio[found.cell];
       M.tip(event, heading, [
@@ -147,8 +171,9 @@
       const found = this.cellAt(event);
       if (!found) return;
       const query = new URLSearchParams(this.meta.link);
-      query.set("rank", this.meta.ranks[found.row]);
-      query.set("steps", this.meta.steps[found.column]);
+      const [row, column] = this.placeOf(found);
+      query.set("rank", this.meta.ranks[row]);
+      query.set("steps", this.meta.steps[column]);
       M.tipOff();
       M.go("/timeline?" + query.toString());
     }

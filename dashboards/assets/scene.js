@@ -10,6 +10,7 @@
     finished: ["good", "square", 0.9],
   };
 
+  const STAND_OFF = 0.2;
   const HOME = { yaw: -0.6, pitch: 0.42, zoomed: 1, panX: 0, panY: 0 };
 
   class Scene {
@@ -39,6 +40,9 @@
       // A long axis is drawn shorter, so that 8 x 192 x 8 ranks do not become a needle.
       const lengths = range.map(([low, high]) => Math.max(1, high - low)), shown = lengths.map((length) => length ** 0.35);
       this.spread = lengths.map((length, axis) => (2 * shown[axis]) / length / Math.max(...shown));
+      // The axes' lines stand off the ranks as they are drawn, equally far in each direction.
+      const stand = (value, axis) => Math.max(range[axis][0] - STAND_OFF / this.spread[axis], Math.min(range[axis][1] + STAND_OFF / this.spread[axis], value));
+      this.axes = data.axes.map((line) => ({ name: line.name, from: line.from.map(stand), to: line.to.map(stand) }));
       if (this.count !== data.nodes.length) this.fitted = null;
       this.count = data.nodes.length;
       this.followAddress();
@@ -90,7 +94,7 @@
       if (!this.fitted || this.fitted.width !== width || this.fitted.height !== height) {
         const { yaw, pitch } = this;
         Object.assign(this, { scale: 1, midX: 0, midY: 0, yaw: HOME.yaw, pitch: HOME.pitch });
-        const corners = [...this.nodes.map((node) => node.at), ...this.data.axes.flatMap((axis) => [axis.from, axis.to])];
+        const corners = [...this.nodes.map((node) => node.at), ...this.axes.flatMap((axis) => [axis.from, axis.to])];
         const points = corners.map((at) => this.project(at));
         Object.assign(this, { yaw, pitch });
         const [left, right] = [Math.min(...points.map((p) => p[0])), Math.max(...points.map((p) => p[0]))];
@@ -108,7 +112,7 @@
       context.strokeStyle = M.colour("line");
       context.textAlign = "center";
       context.textBaseline = "middle";
-      for (const axis of this.data.axes) {
+      for (const axis of this.axes) {
         const [x0, y0] = this.project(axis.from), [x1, y1] = this.project(axis.to);
         context.beginPath();
         context.moveTo(x0, y0);

@@ -8,7 +8,9 @@ from dash.development.base_component import Component
 
 from ...collectors.store import Attempt
 from ...heatmap.matrix import Matrix
+from ..absence import pruned_texts
 from ..components import Rendered, controls, field, hint, number, select, table, widget
+from ..heat_bins import bin_size
 from ..heat_data import (
     SLOW_RATIO,
     HeatChoice,
@@ -68,9 +70,11 @@ def body(view: View, bench: Workbench) -> Rendered:
         widget("heatmap", f"{source}&v={bench.stamp()}", height=500, marks=marks_of(verdict, choice.segment)),
         hint(
             _coverage(matrix, attempt),
+            _bins(matrix, choice),
             " Wheel: zoom (Shift: rows only, Alt: steps only), drag: move, double click: all, "
             "click on a cell: timeline. Arrow keys, W, S, 0 do the same.",
         ),
+        *(hint(text) for text in pruned_texts(bench, attempt, ("events", "rank_windows"), (choice.steps or (0, 0))[0])),
     ]
     side = html.Div(_tables(view, bench, attempt, choice, matrix), className="side")
     return Rendered(banners, html.Div([html.Div(heat), side], className="split"), awaited, choice.segment)
@@ -86,6 +90,15 @@ def _coverage(matrix: Matrix, attempt: Attempt) -> str:
             f" A column is a window of {matrix.step_width} steps, from rollups: spans are too many or not all there."
         )
     return text if seen == of else text + " Absent is not healthy."
+
+
+def _bins(matrix: Matrix, choice: HeatChoice) -> str:
+    rows = int(np.isin(matrix.ranks, choice.ranks).sum()) if choice.ranks else len(matrix.ranks)
+    high, wide = bin_size(rows, len(matrix.steps))
+    if high == wide == 1:
+        return ""
+    columns = "" if wide == 1 else f" x {wide} columns"
+    return f" A cell is the hottest of {high} ranks{columns}: name ranks or steps to see each."
 
 
 def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix) -> list[Component]:

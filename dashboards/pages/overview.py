@@ -7,11 +7,14 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
+from ...collectors.overhead import RecordingOverhead, recording_overhead
 from ...collectors.store import Attempt
+from ...heatmap.verdict import describe
+from ..absence import pruned_texts
 from ..components import Rendered, facts, hint, milliseconds, number, table, utc, widget
 from ..curves import Headline, headline
 from ..shell import job_controls
-from ..verdicts import verdict_banners
+from ..verdicts import culprit_links, stragglers_of, verdict_banners
 from ..view import View
 from ..workbench import Workbench
 from .page import Page
@@ -27,17 +30,20 @@ def body(view: View, bench: Workbench) -> Rendered:
     attempt = bench.attempt(view)
     banners, awaited = verdict_banners(bench, attempt, view, both=True)
     head = bench.cached(("headline", attempt.run, attempt.attempt), lambda: headline(bench.store, attempt))
+    cost = bench.cached(("overhead", attempt.run, attempt.attempt), lambda: recording_overhead(bench.store, attempt))
     source = view.same_job().url("/data/curves", run=attempt.run, attempt=attempt.attempt)
     children: list[Component] = [
-        facts(_facts(bench, attempt, head)),
+        facts([*_facts(attempt, head), _recording(cost)]),
+        *_findings(bench, attempt, view),
         widget("curves", f"{source}&v={bench.stamp()}", height=330),
+        *(hint(text) for text in pruned_texts(bench, attempt)),
         *_damage(bench),
         *_faults(bench, attempt),
     ]
     return Rendered(banners, children, awaited)
 
 
-def _facts(bench: Workbench, attempt: Attempt, head: Headline) -> list[tuple[str, str, str]]:
+def _facts(attempt: Attempt, head: Headline) -> list[tuple[str, str, str]]:
     day, _, time = utc(attempt.start_ns).removesuffix(" UTC").partition(" ")
     layout = " · ".join(f"{axis}{size}" for axis, size in attempt.layout.items()) or "unknown layout"
     ranks = f"{head.ranks} of {attempt.world_size}" if attempt.world_size else f"{head.ranks}"
@@ -52,6 +58,38 @@ def _facts(bench: Workbench, attempt: Attempt, head: Headline) -> list[tuple[str
         ("hosts", "hosts", number(head.hosts)),
         ("start", f"start, {day} UTC", time),
     ]
+
+
+def _findings(bench: Workbench, attempt: Attempt, view: View) -> list[Component]:
+    """All that the straggler verdict names, where that is more than the banner says."""
+    verdict = stragglers_of(bench, attempt, wait_s=0).value
+    if verdict is None or len(verdict.culprits) < 2:
+        return []
+    rows = [
+        {
+            "finding": describe(culprit),
+            "cause": culprit.cause,
+            "more": html.Span([part for link in culprit_links(culprit, attempt, view) for part in (link, " ")]),
+        }
+        for culprit in verdict.culprits
+    ]
+    return [
+        html.H2(f"All {len(rows)} findings"),
+        table({"finding": "finding", "cause": "cause", "more": ""}, rows, name="findings"),
+    ]
+
+
+def _recording(cost: RecordingOverhead) -> tuple[str, str, str]:
+    """What recording costs a step: as calculated from the cost of a span, and as measured by shadow steps."""
+    measured = "not measured yet"
+    if cost.percent is not None and cost.low is not None and cost.high is not None:
+        measured = f"measured {_percent(cost.percent)} ({_percent(cost.low)} to {_percent(cost.high)})"
+    value = "–" if cost.calibrated_percent is None else _percent(cost.calibrated_percent)
+    return ("recording", f"recording cost of a step; {measured}", value)
+
+
+def _percent(percent: float) -> str:
+    return f"{percent:.2f}%" if abs(percent) >= 0.01 or percent == 0 else f"{percent:.1g}%"
 
 
 def _damage(bench: Workbench) -> list[Component]:

@@ -25,7 +25,7 @@ from ..scene_data import (
     snapshot_of,
 )
 from ..shell import job_controls
-from ..verdicts import hang_of, peer_axis, verdict_banner
+from ..verdicts import hang_of, peer_axis, straggler_banner, verdict_banner
 from ..view import View
 from ..workbench import Workbench
 from .page import Page
@@ -91,7 +91,11 @@ def body(view: View, bench: Workbench) -> Rendered:
     """The verdict, the picture, and beside it the roots and the chosen rank in words."""
     attempt = bench.attempt(view)
     latest = hang_of(bench, attempt, view.moment)
-    verdict = verdict_banner(latest)
+    verdict, slow = verdict_banner(latest), straggler_banner(bench, attempt, view)
+    banners, awaited = [verdict.banner], verdict.awaited
+    if view.moment is None:  # who is slow is judged by all steps, not by one moment
+        banners += [slow.banner] if slow.tone == "bad" else []
+        awaited = max(awaited, slow.awaited)
     shown = scene_of(bench, attempt, view, latest.value)
     choice, scene = shown.choice, shown.scene
     source = View(
@@ -109,9 +113,9 @@ def body(view: View, bench: Workbench) -> Rendered:
     ]
     side = [*_chosen(view, attempt, choice, scene), *_roots(view, attempt, latest.value, scene)]
     return Rendered(
-        verdict.banner,
+        banners,
         html.Div([html.Div(picture), html.Div(side, className="side")], className="split"),
-        verdict.awaited,
+        awaited,
         _moments_key(bench, attempt),
     )
 

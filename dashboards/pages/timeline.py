@@ -6,6 +6,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ...collectors.store import Attempt
+from ..absence import pruned_texts
 from ..components import Rendered, controls, data, field, hint, select, widget
 from ..shell import job_controls
 from ..span_choice import ALONE, NEAREST_RANKS, SpanChoice, choose_spans
@@ -109,6 +110,7 @@ def body(view: View, bench: Workbench) -> Rendered:
         html.Div([*legend, export, *_step_links(view, choice)], className="legend"),
         widget("timeline", f"{shown.url('/data/spans')}&v={bench.stamp()}", height=470),
         hint(f"Times are on the reference host's clock. {_where(attempt, choice)}"),
+        *(hint(text) for text in pruned_texts(bench, attempt, ("events",), choice.steps[0])),
     ]
     return Rendered(banners, children, awaited, str(choice.rank))
 

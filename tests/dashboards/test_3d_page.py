@@ -64,3 +64,21 @@ def test_the_3d_page_names_the_root_and_a_click_tells_about_a_rank(stuck_visit: 
     open_spans = [span["segment"] for span in drawn_spans(page) if span["status"] == "in flight" and span["rank"] == 4]
     assert open_spans == ["forward", "tp_all_gather"]
     stuck_visit.check_clean()
+
+
+def test_a_slow_rank_is_told_here_too_and_the_axes_stand_close_to_the_ranks(slow_visit: Visit) -> None:
+    page = slow_visit.go("/3d")
+    wait_painted(page, "scene")
+    page.wait_for_function("() => document.querySelectorAll('.banner')[1]?.innerText.includes('SLOW')")
+    gaps = page.evaluate(
+        """() => {
+            const widget = window.megascope.widget("scene");
+            const nodes = Array.from({ length: 12288 }, (_, rank) =>
+                ({ ...widget.nodes[0], rank, at: [rank % 8, (rank >> 3) % 192, Math.floor(rank / 1536)] }));
+            const far = [-23, -23, -23];
+            widget.show({ ...widget.data, nodes, axes: [{ name: "x", from: far, to: [214, -23, -23] }] });
+            return widget.axes[0].from.map((value, axis) => -value * widget.spread[axis]);
+        }"""
+    )
+    assert gaps == pytest.approx([0.2, 0.2, 0.2]), "equally far as drawn, however long the sides are"
+    slow_visit.check_clean()

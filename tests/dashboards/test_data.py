@@ -109,6 +109,11 @@ def test_the_worst_rank_and_the_worst_cells_are_the_slow_ones(bench: Workbench, 
     assert {cell["rank"] for cell in worst_cells(matrix)} == {5}
 
 
+def test_exposed_time_of_compute_is_said_to_be_recorded_for_communication_only(bench: Workbench) -> None:
+    with pytest.raises(MegascopeError, match="is recorded for communication only"):
+        heat_payload(bench, bench.attempt(View()), View(segment="forward", metric="exposed"))
+
+
 @pytest.mark.parametrize(
     ("order", "first", "sections"), [("rank", [0, 1, 2], 0), ("dp", [0, 1, 4], 2), ("tp", [0, 2], 2)]
 )

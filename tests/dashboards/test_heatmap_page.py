@@ -75,6 +75,14 @@ def test_no_hot_cell_is_lost_when_rows_exceed_pixels(browser: Browser, tmp_path:
             hottest = max(cell["ratio"] or 0 for (_, step), cell in stored.items() if step == column)
             assert ratio == pytest.approx(hottest), f"step {column}: rank {rank}"
         assert found["drawn"][11][0] == 777
+        labels = page.evaluate(
+            """() => {
+                const widget = window.megascope.widget("heatmap");
+                widget.mark([{ ranks: [779, 777, 780], steps: [0, 11] }, { ranks: [10], steps: [3, 4] }]);
+                return widget.labels.map(({ rank, more }) => [rank, more]);
+            }"""
+        )
+        assert labels == [[10, 0], [777, 2]], "labels never lie on each other"
         seen.check_clean()
 
 

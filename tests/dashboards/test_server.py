@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import urllib.request
 from pathlib import Path
@@ -12,6 +13,7 @@ from flask.testing import FlaskClient
 from playwright.sync_api import Browser
 
 from megascope.collectors.store import Store
+from megascope.dashboards import endpoints
 from megascope.dashboards.app import create_app
 from megascope.dashboards.security import is_loopback
 from megascope.dashboards.server import background_server, open_server
@@ -185,3 +187,15 @@ def test_an_export_that_no_viewer_opens_is_refused(store: Store, monkeypatch: py
 def test_query_results_come_as_csv_with_empty_fields_for_null(store: Store) -> None:
     answer = client_of(create_app(store)).get("/export/sql.csv?q=SELECT+1+AS+a,+NULL+AS+b,+'x,y'+AS+c")
     assert answer.get_data(as_text=True).splitlines() == ["a,b,c", '1,,"x,y"']
+
+
+def test_large_answers_are_compressed_for_who_takes_that(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(create_app(store))
+    plain = client.get("/data/curves")
+    assert "Content-Encoding" not in client.get("/data/curves", headers={"Accept-Encoding": "gzip"}).headers
+    monkeypatch.setattr(endpoints, "SQUEEZED_FROM_BYTES", 10)
+    squeezed = client.get("/data/curves", headers={"Accept-Encoding": "gzip, br"})
+    assert squeezed.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(squeezed.data) == plain.data
+    for refusing in ({}, {"Accept-Encoding": "gzip;q=0, identity"}):
+        assert client.get("/data/curves", headers=refusing).data == plain.data

@@ -1,0 +1,91 @@
+"""Large heatmaps are binned by their hottest cells: bounded, and no hot cell is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from playwright.sync_api import Browser
+
+from megascope.dashboards import heat_bins
+from megascope.dashboards.binary import unpack
+from megascope.dashboards.heat_bins import MOST_CELLS, bin_size, hottest
+from megascope.dashboards.heat_data import choose, heat_payload, matrix_of
+from megascope.dashboards.server import background_server
+from megascope.dashboards.view import View
+from megascope.dashboards.workbench import Workbench
+from support.page_checks import visit
+from support.page_visits import open_heatmap
+
+
+@given(st.integers(1, 110_000), st.integers(1, 110_000))
+def test_what_is_sent_is_bounded(rows: int, columns: int) -> None:
+    high, wide = bin_size(rows, columns)
+    assert -(-rows // high) * -(-columns // wide) <= MOST_CELLS
+    assert (high, wide) == (1, 1) or rows * columns > MOST_CELLS
+    assert high == 1 or -(-rows // high) >= 220
+    assert wide == 1 or -(-columns // wide) >= 128
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
+def test_every_bin_keeps_its_hottest_cell(rows: int, columns: int, high: int, wide: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shown = np.where(random.random((rows, columns)) < 0.4, np.nan, random.random((rows, columns)))
+    row, column = hottest(shown, (high, wide))
+    assert row.shape == column.shape == (-(-rows // high), -(-columns // wide))
+    for (y, x), at in np.ndenumerate(row):
+        block = shown[y * high : (y + 1) * high, x * wide : (x + 1) * wide]
+        if np.isnan(block).all():
+            assert at == column[y, x] == -1
+        else:
+            assert shown[at, column[y, x]] == np.nanmax(block)
+            assert (at // high, column[y, x] // wide) == (y, x)
+
+
+@pytest.fixture
+def small_bins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MOST_CELLS": 100, "BIN_ROWS": 4, "BIN_COLUMNS": 5}.items():
+        monkeypatch.setattr(heat_bins, name, value)
+
+
+@pytest.mark.usefixtures("small_bins")
+def test_the_payload_of_a_large_matrix_names_the_cell_of_each_bin(bench: Workbench) -> None:
+    attempt = bench.attempt(View())
+    view = View(segment="forward")
+    matrix = matrix_of(bench, attempt, choose(view, bench, attempt))
+    meta, arrays = unpack(heat_payload(bench, attempt, view))
+    assert (meta["bin"], len(meta["ranks"]), len(meta["steps"])) == ([2, 6], 8, 30)
+    assert arrays["ratio"].shape == (4 * 5,)
+    np.testing.assert_allclose(arrays["ratio"], matrix.ratio[arrays["row"], arrays["column"]], rtol=1e-5)
+    assert set(arrays["row"].reshape(4, 5)[2, 2:]) == {5}
+    assert np.nanmax(arrays["ratio"]) == pytest.approx(np.nanmax(matrix.ratio))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("small_bins")
+def test_a_binned_page_marks_the_culprit_and_a_click_leads_to_it(browser: Browser, slow_store: Path) -> None:
+    with background_server(slow_store) as server, visit(browser, server.url) as seen:
+        page = open_heatmap(seen)
+        place, rank, step = page.evaluate(
+            """() => {
+                const widget = window.megascope.widget("heatmap"), { plot, arrays, columns, meta } = widget;
+                const box = widget.canvas.getBoundingClientRect(), row = widget.rowOf(5), column = columns - 1;
+                const cell = row * columns + column;
+                return [[box.left + plot.x + ((column + 0.5) * plot.width) / columns,
+                         box.top + plot.y + ((row + 0.5) * plot.height) / widget.rows],
+                        meta.ranks[arrays.row[cell]], meta.steps[arrays.column[cell]]];
+            }"""
+        )
+        assert rank == 5
+        assert 24 <= step <= 29
+        assert "the hottest of 2 ranks x 6 columns" in page.inner_text("main")
+        page.mouse.move(*place)
+        page.wait_for_function(f"() => document.body.innerText.includes('rank 5, step {step} (the hottest here)')")
+        page.keyboard.press("w")
+        page.keyboard.press("0")
+        page.mouse.click(*place)
+        page.wait_for_url(f"**/timeline?*rank=5*steps={step}**")
+        seen.check_clean()
