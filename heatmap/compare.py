@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +12,17 @@ from .cells import SegmentCells
 from .detect import (
     Noise,
     Raised,
-    Thresholds,
     find_bursts,
     find_raised,
     find_stalls,
     measure_noise,
     peak_levels,
+    search_windows,
     spread_of_others,
     usable_rows,
 )
 from .peers import FloatArray, IntArray, has_values, peer_counts, row_median
+from .thresholds import Thresholds
 from .verdict import Pattern
 
 CANDIDATE_Z = 4.0
@@ -30,8 +31,8 @@ CANDIDATE_Z = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Own and peers' time per step in milliseconds, [R, S]; log-ratios [R, S]; the rows that stand out; and the rows
-    that were taken out of the yardstick, [R]."""
+    """Own and peers' time per step in milliseconds, [R, S]; log-ratios [R, S]; the rows that stand out; the rows that
+    were taken out of the yardstick, [R]; and stretches of too few averaged columns, which may hide a slow rank."""
 
     own: FloatArray
     peers: FloatArray
@@ -39,6 +40,7 @@ class Comparison:
     noise: Noise
     raised: tuple[Raised, ...]
     excluded: npt.NDArray[np.bool_]
+    hiding: tuple[Raised, ...] = ()
 
 
 def typical_excess(one: Raised, comparison: Comparison) -> float:
@@ -65,13 +67,25 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
     own, peers = own * spans, peers * spans  # per step from here on
     counts = peer_counts(roles, has_values(logs))
     bar = _Bar(logs, roles, counts, thresholds)
-    raised = [one for one in _candidates(logs, noise, thresholds) if bar.is_passed_by(one)]
+    passed = [one for one in _candidates(logs, noise, thresholds) if bar.is_passed_by(one)]
+    raised = [one for one in passed if bar.is_long(one)]
     rows = {one.row for one in raised}
     raised += [one for one in find_bursts(logs, noise) if one.row not in rows and counts[one.row] > 0]
     rows = {one.row for one in raised}
     raised += [one for one in find_stalls(own, peers, step_ms, thresholds.stall_steps) if one.row not in rows]
     heavy = [one for one in raised if _is_heavy(one, own - peers, step_ms, thresholds)]
-    return Comparison(own, peers, logs, noise, tuple(heavy), excluded)
+    accused = {one.row for one in heavy}
+    short = [one for one in passed if one.row not in accused and not bar.is_long(one)]
+    hiding = [
+        one
+        for one in short
+        if _may_hide(one, logs[one.row], cells.step_width, thresholds)
+        and (
+            _is_heavy(one, own - peers, step_ms, thresholds)
+            or _is_heavy(_widened(one, logs), own - peers, step_ms, thresholds)
+        )
+    ]
+    return Comparison(own, peers, logs, noise, tuple(heavy), excluded, tuple(hiding))
 
 
 def _log_ratio(own: FloatArray, peers: FloatArray) -> FloatArray:
@@ -81,10 +95,16 @@ def _log_ratio(own: FloatArray, peers: FloatArray) -> FloatArray:
 
 
 def _candidates(logs: FloatArray, noise: Noise, thresholds: Thresholds) -> list[Raised]:
-    peaks = peak_levels(logs)
-    rows = [row for row in usable_rows(logs, thresholds.min_steps) if peaks[row] >= math.log(thresholds.min_ratio)]
-    found = (find_raised(int(row), logs[row], noise, float(peaks[row]), CANDIDATE_Z) for row in rows)
-    return [one for one in found if one is not None]
+    """The surest stretch of every row that has one; each length of window starts a search of its own."""
+    usable, best = usable_rows(logs, thresholds.min_steps), dict[int, Raised]()
+    for window in search_windows(logs.shape[1], thresholds.shortest):
+        peaks = peak_levels(logs[usable], window, math.log(thresholds.min_ratio))
+        for at in np.flatnonzero(np.isfinite(peaks)):
+            row = int(usable[at])
+            found = find_raised(row, logs[row], noise, float(peaks[at]), CANDIDATE_Z, thresholds.end_slack)
+            if found is not None and (row not in best or found.z > best[row].z):
+                best[row] = found
+    return [best[row] for row in sorted(best)]
 
 
 def _excluded(candidates: list[Raised], logs: FloatArray, roles: IntArray) -> npt.NDArray[np.bool_]:
@@ -99,6 +119,24 @@ def _excluded(candidates: list[Raised], logs: FloatArray, roles: IntArray) -> np
     return excluded
 
 
+def _may_hide(one: Raised, logs: FloatArray, width: int, thresholds: Thresholds) -> bool:
+    """Whether so few averaged columns may stand for a delay that single steps would have shown.
+
+    A delay of constant size that fills the highest column also raises those beside it by what it has in them: together
+    they tell how many steps it may have lasted. A single step that stalls raises one column alone.
+    """
+    if width == 1 or thresholds.shortest_steps is None:
+        return False
+    inside = np.exp(logs[max(one.first - 1, 0) : one.last + 2]) - 1
+    excess = np.maximum(inside[np.isfinite(inside)], 0.0)
+    return bool(width * excess.sum() / excess.max() >= 0.9 * thresholds.shortest_steps)
+
+
+def _widened(one: Raised, logs: FloatArray) -> Raised:
+    """The stretch with the columns beside it, which a delay may have begun and ended in."""
+    return replace(one, first=max(one.first - 1, 0), last=min(one.last + 1, logs.shape[1] - 1))
+
+
 class _Bar:
     """The thresholds of size, surety, spread and persistence that a candidate has to pass."""
 
@@ -107,15 +145,18 @@ class _Bar:
         self._usable = len(usable_rows(logs, thresholds.min_steps))
         self._levels: dict[tuple[int, int], FloatArray] = {}  # by stretch: candidates share theirs more often than not
 
+    def is_long(self, one: Raised) -> bool:
+        """Whether a candidate's stretch is long enough to be accused."""
+        return one.last - one.first + 1 >= self._thresholds.needed_length(math.exp(one.effect), one.to_the_end)
+
     def is_passed_by(self, one: Raised) -> bool:
-        """Whether a candidate is to be accused; what costs least is asked first."""
+        """Whether a candidate stands out, however short; what costs least is asked first."""
         limit, peers, length = self._thresholds, self._counts[one.row], one.last - one.first + 1
         least = limit.pair_ratio if peers == 1 else limit.min_ratio
         return bool(
             peers > 0
             and one.effect >= math.log(least)
             and one.z >= limit.needed_z(self._usable, self._logs.shape[1], length, one.to_the_end)
-            and length >= (limit.min_length if one.to_the_end else limit.ended_length)
             and one.share_beyond >= limit.min_share_beyond
             and one.effect / self._spread_around(one) >= limit.min_between
         )

@@ -8,69 +8,28 @@ steps is taken from blocks of steps, so that autocorrelated noise is not mistake
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .peers import FloatArray, IntArray, row_median
+from .thresholds import Thresholds
 from .verdict import Pattern
+
+BoolArray = npt.NDArray[np.bool_]
 
 MAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 
 
-END_SLACK = 2
-"""A stretch that ends so few steps before the last is taken to go on: the noise of so few cannot tell."""
+MIN_BURSTS = 5
+"""Runs of raised steps that make a pattern."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """What it takes to be accused. All must hold at once."""
-
-    min_ratio: float = 1.10
-    pair_ratio: float = 1.20
-    """Instead of ``min_ratio`` where a rank has a single peer: which of the two is slow rests on one comparison."""
-    min_z: float = 3.0
-    """Effect over its standard error along the steps, before `needed_z` adds what the search has tried."""
-    min_between: float = 3.5
-    """Effect over the spread between the other ranks: machines are never quite alike."""
-    min_share_beyond: float = 0.6
-    """Share of the steps from the first to the last that lie beyond half the effect."""
-    min_length: int = 15
-    """Steps of a stretch that still goes on: shorter ones come and go on any shared machine."""
-    ended_length: int = 20
-    ended_excess_share: float = 0.03
-    """Of a stretch that has ended: its steps, and its excess as a share of the time of all steps looked at."""
-    min_excess_share: float = 0.01
-    """Excess over the peers, as a share of the step's time."""
-    min_steps: int = 10
-    healthy_steps: int = 30
-    """Before anybody is called healthy: twice the shortest stretch, or what began late would go unseen."""
-    stall_steps: float = 10.0
-    """A single stall is named from this many steps' time on."""
-
-    def for_width(self, steps: int) -> Thresholds:
-        """The same where a column is an average over so many steps; a few columns are needed whatever they average."""
-        if steps == 1:
-            return self
-        return replace(
-            self,
-            min_length=max(-(-self.min_length // steps), 3),
-            ended_length=max(-(-self.ended_length // steps), 4),
-            min_steps=max(-(-self.min_steps // steps), 4),
-            healthy_steps=max(-(-self.healthy_steps // steps), 8),
-            stall_steps=self.stall_steps / steps,
-        )
-
-    def needed_z(self, rows: int, steps: int, length: int, to_the_end: bool) -> float:
-        """z that a stretch must reach, given how many others might have come up by chance.
-
-        The largest of n independent deviations is about sqrt(2 ln n); a stretch of a part of the steps is one of
-        many, the more the shorter it is; and what has ended is held to more than what still goes on.
-        """
-        tried = math.sqrt(2 * math.log(max(rows, 2)))
-        return self.min_z + tried + 1.5 * math.log(max(steps / max(length, 1), 1.0)) + (0.0 if to_the_end else 1.0)
+MIN_BURST_SHARE = 0.12
+"""Share of raised steps from which on bursts are looked at: 12 of 100 steps where 2 are usual come up by chance on one
+rank in a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +48,9 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A stretch of steps in which a row is raised: positions ``first`` to ``last``, ``effect`` as a log-ratio."""
+    """A stretch of steps in which a row is raised: positions ``first`` to ``last``, ``effect`` as a log-ratio.
+
+    ``burst_steps`` is how many steps a burst lasts on average, where it comes and goes."""
 
     row: int
     first: int
@@ -99,6 +60,7 @@ class Raised:
     share_beyond: float
     pattern: Pattern
     to_the_end: bool = False
+    burst_steps: float = 0.0
 
 
 def measure_noise(logs: FloatArray) -> Noise | None:
@@ -136,20 +98,50 @@ def spread_of_others(levels: FloatArray, row: int, roles: IntArray, floor: float
     return max(_spread(others), floor)
 
 
-def peak_levels(logs: FloatArray) -> FloatArray:
-    """Highest running median of each row, [R, S] -> [R]: whether a search of the row is worth while. NaN if empty."""
-    steps = logs.shape[1]
-    window = min(max(8, steps // 8), steps)
-    windows = sliding_window_view(logs, window, axis=1)[:, :: max(1, window // 4)]
-    peaks = np.full(logs.shape[0], -np.inf)
+def search_windows(steps: int, shortest: int) -> list[int]:
+    """Lengths of running medians that together see every stretch of at least ``shortest`` of so many columns.
+
+    A window that is longer than a stretch does not see it; one that is much shorter sees little but noise.
+    """
+    longest = min(max(8, steps // 8), steps)
+    windows, window = [longest], min(shortest, longest)
+    while window < longest:
+        windows.append(window)
+        window *= 2
+    return windows
+
+
+def peak_levels(logs: FloatArray, window: int | None = None, least: float = -math.inf) -> FloatArray:
+    """Highest running median of each row, [R, S] -> [R]: whether a search of the row is worth while.
+
+    NaN where there is none, or none of at least ``least``. ``window`` is the number of columns, an eighth of all if
+    None. A median reaches ``least`` only where half of its values do: that is counted first, for all rows at once.
+    """
+    window = search_windows(logs.shape[1], logs.shape[1])[0] if window is None else window
+    stride, finite = max(1, window // 4), np.isfinite(logs)
+    hits = _running_count(finite & (logs >= least), window, stride)
+    worth = np.flatnonzero(((2 * hits >= _running_count(finite, window, stride)) & (hits > 0)).any(axis=1))
+    windows = sliding_window_view(logs[worth], window, axis=1)[:, ::stride]
+    peaks = np.full(len(worth), -np.inf)
     for place in range(windows.shape[1]):
         own = windows[:, place]
         filled = np.isfinite(own).sum(axis=1) * 2 >= window
         peaks = np.where(filled, np.maximum(peaks, row_median(own)), peaks)
-    return np.where(np.isfinite(peaks), peaks, np.nan)
+    result = np.full(logs.shape[0], np.nan)
+    result[worth] = np.where(np.isfinite(peaks) & (peaks >= least), peaks, np.nan)
+    return result
 
 
-def find_raised(row: int, logs: FloatArray, noise: Noise, start_effect: float, z: float = 5.0) -> Raised | None:
+def _running_count(flags: BoolArray, window: int, stride: int) -> IntArray:
+    """How many of every ``window`` columns are set, [R, S] -> [R, places]."""
+    sums = np.pad(np.cumsum(flags, axis=1, dtype=np.int32), ((0, 0), (1, 0)))
+    counts: IntArray = (sums[:, window:] - sums[:, : sums.shape[1] - window])[:, ::stride]
+    return counts
+
+
+def find_raised(
+    row: int, logs: FloatArray, noise: Noise, start_effect: float, z: float = 5.0, end_slack: int = 2
+) -> Raised | None:
     """The stretch in which one row [S] is raised most surely, or None if its best is not raised at all.
 
     For a shift of known size e the most likely stretch maximises the sum of (y - e/2): found in one pass, then
@@ -165,12 +157,12 @@ def find_raised(row: int, logs: FloatArray, noise: Noise, start_effect: float, z
         effect = float(np.median(values[first : last + 1]))
     if effect <= 0:
         return None
-    if len(values) - 1 - last <= END_SLACK:
+    if len(values) - 1 - last <= end_slack:
         last = len(values) - 1
     inside = values[first : last + 1]
     score = effect / noise.standard_error(len(inside))
     beyond = float((inside > effect / 2).mean())
-    to_the_end = last + 1 >= 0.9 * len(values)
+    to_the_end = last + 1 >= math.floor(0.9 * len(values))
     pattern = _pattern(inside, to_the_end, effect, noise)
     found = Raised(row, int(known[first]), int(known[last]), effect, score, beyond, pattern, to_the_end)
     return found if score >= z else None
@@ -193,30 +185,40 @@ def _pattern(inside: FloatArray, to_the_end: bool, effect: float, noise: Noise) 
     return Pattern.CHRONIC if to_the_end else Pattern.ONE_OFF
 
 
-def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.3) -> list[Raised]:
+def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.2) -> list[Raised]:
     """Rows that are raised again and again, far more often than the rows beside them, [R, S].
 
-    Runs of raised steps are counted, not steps: one bad stretch is no pattern. The yardstick is the median row's
-    share of runs in its steps; the binomial deviation is widened by sqrt(3), for stalls attract each other.
+    One bad stretch is no pattern: there must be several, each at most a quarter of the steps. The yardstick is the
+    median row's share. Many short bursts show in the number of runs, few long ones in the number of steps: raised
+    steps of one burst are one piece of evidence, so the variance of their share is that times the length of a burst;
+    that of the number of runs is taken times 3, for stalls attract each other.
     """
     finite = np.isfinite(logs)
     counts = finite.sum(axis=1)
-    bar = max(math.log(min_ratio), 3 * noise.step)
-    hits = finite & (logs > bar)
+    hits = finite & (logs > max(math.log(min_ratio), 3 * noise.step))
     begins = hits & ~np.pad(hits, ((0, 0), (1, 0)))[:, :-1]
-    runs = begins.sum(axis=1)
-    share = np.divide(runs, counts, out=np.zeros(len(counts)), where=counts > 0)
+    runs, raised = begins.sum(axis=1), hits.sum(axis=1)
+    by_runs, by_steps = (np.divide(one, counts, out=np.zeros(len(counts)), where=counts > 0) for one in (runs, raised))
     result = []
-    for row in np.flatnonzero((share >= 0.1) & (counts >= 20) & (runs >= 5)):
-        usual = max(float(np.median(np.delete(share, row))), 0.02)
-        z = (share[row] - usual) / math.sqrt(3 * usual * (1 - usual) / counts[row])
+    often = (by_runs >= 0.1) | (by_steps >= MIN_BURST_SHARE)
+    for row in np.flatnonzero((counts >= 20) & (runs >= MIN_BURSTS) & often).tolist():
+        length = float(raised[row] / runs[row])
+        z = max(
+            _beyond(by_runs, row, 3 / counts[row]) if by_runs[row] >= 0.1 else 0.0,
+            _beyond(by_steps, row, length / counts[row]) if length <= counts[row] / 4 else 0.0,
+        )
         if z >= 5:
             at = np.flatnonzero(hits[row])
-            effect = float(np.median(logs[row][at]))
-            result.append(
-                Raised(int(row), int(at[0]), int(at[-1]), effect, float(z), float(share[row]), Pattern.INTERMITTENT)
-            )
+            effect, share = float(np.median(logs[row][at])), float(max(by_runs[row], by_steps[row]))
+            first, last = int(at[0]), int(at[-1])
+            result.append(Raised(row, first, last, effect, z, share, Pattern.INTERMITTENT, burst_steps=length))
     return result
+
+
+def _beyond(share: FloatArray, row: int, per_step: float) -> float:
+    """How many deviations a row's share is beyond the median of the others'; of ``per_step`` x p (1 - p) variance."""
+    usual = max(float(np.median(np.delete(share, row))), 0.02)
+    return float((share[row] - usual) / math.sqrt(usual * (1 - usual) * per_step))
 
 
 def find_stalls(own_ms: FloatArray, peers_ms: FloatArray, step_ms: FloatArray, min_steps: float) -> list[Raised]:

@@ -46,7 +46,12 @@ def _cells(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
 
 def _per_span(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
     inner = f"SELECT sum(ms * n) / sum(n) AS ms FROM ({_cells(attempt, finding, ranks)}) GROUP BY rank, step"
-    return f"SELECT median(ms) FROM ({inner})"
+    return f"SELECT {_typical(finding)}(ms) FROM ({inner})"
+
+
+def _typical(finding: Finding) -> str:
+    """What stands for all steps of a finding: of bursts, the median step may show nothing."""
+    return "avg" if finding.pattern == Pattern.INTERMITTENT else "median"
 
 
 def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
@@ -54,8 +59,9 @@ def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
     own, peers = _value(store, attempt, sql), _value(store, attempt, _per_span(attempt, finding, finding.peers))
     if own is None or peers is None:
         return None
+    typical = _MEAN[_typical(finding)]
     statement = (
-        f"rank {finding.rank} takes {own:.2f} ms of its own per {finding.segment} span (median over steps "
+        f"rank {finding.rank} takes {own:.2f} ms of its own per {finding.segment} span ({typical} over steps "
         f"{finding.steps[0]} to {finding.steps[1]}), its {_count(finding)} {peers:.2f} ms"
     )
     return Evidence(statement, own, peers, "events", sql)
@@ -64,7 +70,7 @@ def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
 def _ratio(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
     """The culprit's own yardstick: each chunk against the peers' median of the same chunk, weighted by its spans."""
     sql = (
-        f"SELECT exp(median(ln(ratio))) FROM (SELECT sum(own.ms * own.n) / sum(peers.ms * own.n) AS ratio "
+        f"SELECT exp({_typical(finding)}(ln(ratio))) FROM (SELECT sum(own.ms * own.n) / sum(peers.ms * own.n) AS ratio "
         f"FROM ({_cells(attempt, finding, [finding.rank])}) own JOIN (SELECT step, chunk, median(ms) AS ms "
         f"FROM ({_cells(attempt, finding, finding.peers)}) GROUP BY step, chunk) peers USING (step, chunk) "
         f"GROUP BY step) WHERE ratio > 0"
@@ -121,6 +127,9 @@ def _last_to_arrive(store: Store, attempt: Attempt, finding: Finding) -> Evidenc
         f"by chance it would be {chance:.0%}"
     )
     return Evidence(statement, own, chance, "events", sql)
+
+
+_MEAN = {"avg": "mean", "median": "median"}
 
 
 def _count(finding: Finding) -> str:

@@ -9,10 +9,11 @@ import numpy as np
 
 from .cells import SegmentCells
 from .compare import Comparison, compare, typical_excess
-from .detect import Raised, Thresholds, smallest_visible_ratio, spread_of_others, usable_rows
+from .detect import Raised, smallest_visible_ratio, spread_of_others, usable_rows
 from .observations import Observations
 from .peers import FloatArray, IntArray, has_values, refine, row_median
 from .synchrony import MeasuredWaiting
+from .thresholds import Thresholds
 from .verdict import Abstention, Pattern
 from .victims import sift
 
@@ -25,7 +26,7 @@ class Finding:
 
     ``excess_ms`` is per step; ``excess_share`` and ``waited_share`` (how much longer others waited) are shares of the
     job's time in the steps looked at; ``peers`` are the ranks that it was compared with: others that stand out are
-    not among them. ``step_width`` is that of the cells: 1 for single steps.
+    not among them. ``step_width`` is that of the cells: 1 for single steps. ``burst_steps`` is the length of a burst.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Finding:
     waited_share: float
     peers: tuple[int, ...]
     step_width: int = 1
+    burst_steps: float = 0.0
 
     @property
     def lost_share(self) -> float:
@@ -62,6 +64,8 @@ class SegmentJudgement:
     visible_ratio: float | None
     cost_share: float
     compared: frozenset[int]
+    hiding: tuple[Abstention, ...] = ()
+    """Ranks that are raised in too few averaged columns to be accused, and in too many to be called healthy."""
 
 
 def measured_waiting(seen: Observations) -> MeasuredWaiting | None:
@@ -108,7 +112,28 @@ def judge_segment(
     if not sifted.is_blind and len(usable):
         visible = smallest_visible_ratio(comparison.noise, levels, comparison.logs.shape[1], thresholds)
     findings = tuple(_finding(one, comparison, cells, roles, seen) for one in sifted.raised)
-    return SegmentJudgement(findings, tuple(notes), visible, cost, frozenset(int(cells.ranks[row]) for row in usable))
+    compared = frozenset(int(cells.ranks[row]) for row in usable)
+    hiding = tuple(_hiding(one, cells, seen) for one in comparison.hiding)
+    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, hiding)
+
+
+def _hiding(one: Raised, cells: SegmentCells, seen: Observations) -> Abstention:
+    """A stretch of averaged columns that may be a slow rank or not."""
+    first, last = _steps(one, cells, seen)
+    windows = (
+        f"the window of steps {first} to {last}" if one.first == one.last else f"windows of steps {first} to {last}"
+    )
+    reason = (
+        f"rank {int(cells.ranks[one.row])} takes x{math.exp(one.effect):.2f} of its peers' time in {windows}, too few "
+        f"to tell a slow rank from a passing delay: look at the single steps (record spans of them)"
+    )
+    return Abstention(cells.name, reason)
+
+
+def _steps(one: Raised, cells: SegmentCells, seen: Observations) -> tuple[int, int]:
+    """First and last step of a stretch; the last column may not be complete yet."""
+    last = int(cells.steps[one.last]) + cells.step_width - 1
+    return int(cells.steps[one.first]), last if seen.last_step is None else min(last, seen.last_step)
 
 
 def _role_effect(
@@ -116,7 +141,8 @@ def _role_effect(
 ) -> tuple[IntArray, Abstention] | None:
     """Peer groups split by an axis on which all ranks of one index are raised: they do more work, they are not slow.
 
-    Such as the tp rank that also loads the data. A slow host is told apart by holding all of them and nobody else.
+    Such as the tp rank that also loads the data. A slow host is told apart by what its other ranks do: where most of
+    them are raised too, the machine explains more than the axis.
     """
     raised = np.zeros(len(roles), bool)
     raised[[one.row for one in comparison.raised]] = True
@@ -134,7 +160,8 @@ def _role_effect(
             others = present & (index != at) & np.isin(roles, roles[members])
             if members.sum() < 2 or not raised[members].all() or not others.any():
                 continue
-            if not set(hosts[members]) & set(hosts[others]):
+            beside = others & np.isin(hosts, hosts[members])
+            if not beside.any() or 2 * (beside & raised).sum() > beside.sum():
                 continue
             reason = (
                 f"all ranks with {axis}={at} take longer at it than the rest of their stage: that is their place in "
@@ -162,7 +189,7 @@ def _finding(one: Raised, comparison: Comparison, cells: SegmentCells, roles: In
         segment=cells.name,
         kind=cells.kind,
         ratio=math.exp(one.effect),
-        steps=(int(cells.steps[one.first]), int(cells.steps[one.last]) + cells.step_width - 1),
+        steps=_steps(one, cells, seen),
         pattern=one.pattern,
         confidence=_confidence(one, between, len(peers)),
         excess_ms=typical_excess(one, comparison),
@@ -170,6 +197,7 @@ def _finding(one: Raised, comparison: Comparison, cells: SegmentCells, roles: In
         waited_share=waited_share,
         peers=peers,
         step_width=cells.step_width,
+        burst_steps=one.burst_steps * cells.step_width,
     )
 
 

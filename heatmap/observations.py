@@ -8,14 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 from ..collectors.store import Attempt, Store
+from ..profiler.vocabulary import SegmentKind
 from .cells import NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
 from .clocks import RankClocks, load_rank_clocks
 from .matrix import load_placement
 from .peers import FloatArray, IntArray, Placement, column_median
 from .source import Choice, Source, choose_source
 from .window_cells import observe_windows, ranks_of
+from .windows import COARSEST, segment_ids
 
 MAX_WARM_UP = 2
+
+MAIN_KINDS = (SegmentKind.COMPUTE, SegmentKind.OPTIMIZER)
+"""Kinds of work that every step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +29,11 @@ class Observations:
 
     ``step_ms`` [S] is the median rank's step time. ``waits_ms`` [R, S] is the exposed time in communication, None
     where no communication was recorded at all. ``clocks`` are those of the ranks' hosts. ``missing`` are ranks that the
-    job has and the store does not; ``warm_up`` the steps that were left out; ``stepless`` counts the spans that
-    belong to no step, where none does. ``source`` tells whether spans or rollups were read; of rollups, each of the
-    ``steps`` is the first of a window, and all numbers are averages per step over it.
+    job has and the store does not; ``warm_up`` the steps that were left out; ``unmeasured`` names and kinds of work
+    without trusted times; ``stepless`` counts the spans that belong to no step, where none does. ``last_step`` is the
+    last one recorded, ``asked`` the steps (first, last) that were asked for: of rollups only whole windows are read.
+    ``source`` tells whether spans or rollups were read; of rollups, each of the ``steps`` is the first of a window, and
+    all numbers are averages per step over it.
     """
 
     cells: tuple[SegmentCells, ...]
@@ -39,8 +46,10 @@ class Observations:
     missing: tuple[int, ...] = ()
     missing_count: int = 0
     warm_up: tuple[int, ...] = ()
-    unmeasured: tuple[str, ...] = ()
+    unmeasured: tuple[tuple[str, str], ...] = ()
     stepless: int = 0
+    last_step: int | None = None
+    asked: tuple[int, int] | None = None
     source: Choice = field(default_factory=lambda: Choice(Source.SPANS, 0))
 
 
@@ -80,6 +89,8 @@ def observe(
         tuple(step for step in warm_up if steps is None or steps[0] <= step <= steps[1]),
         _unmeasured(store, attempt),
         0 if cells else _stepless(store, attempt),
+        int(all_steps[-1]) if len(all_steps) else None,
+        steps,
         choice,
     )
 
@@ -111,6 +122,9 @@ def _observe_rollups(
         missing,
         len(missing) + absent,
         tuple(int(step) for step in warm_up),
+        _never_ok(store, attempt),
+        last_step=found.last_step,
+        asked=steps,
         source=choice,
     )
 
@@ -188,12 +202,22 @@ def _stepless(store: Store, attempt: Attempt) -> int:
     return int(table["spans"][0].as_py()) if table.num_rows else 0
 
 
-def _unmeasured(store: Store, attempt: Attempt) -> tuple[str, ...]:
+def _unmeasured(store: Store, attempt: Attempt) -> tuple[tuple[str, str], ...]:
     """Segments of work that ran, but none of whose spans has a time that can be trusted."""
     table = store.query(
-        f"""SELECT segment_name AS name FROM spans
+        f"""SELECT segment_name AS name, kind FROM spans
             WHERE step IS NOT NULL AND kind IN ({", ".join(f"'{kind}'" for kind in WORK_KINDS)})
-            GROUP BY segment_name HAVING count(*) FILTER (status = 'ok' AND self_ns IS NOT NULL) = 0 ORDER BY 1""",
+            GROUP BY segment_name, kind
+            HAVING count(*) FILTER (status = 'ok' AND self_ns IS NOT NULL) = 0 ORDER BY 1, 2""",
         attempt=attempt,
     )
-    return tuple(str(name) for name in table["name"].to_pylist())
+    return tuple((str(row["name"]), str(row["kind"])) for row in table.to_pylist())
+
+
+def _never_ok(store: Store, attempt: Attempt) -> tuple[tuple[str, str], ...]:
+    """The same where rollups are read, which hold spans of status ok alone: of the kinds that every step has."""
+    known = segment_ids(store, attempt, kinds=[str(kind) for kind in MAIN_KINDS]).to_pylist()
+    rolled = store.query(f"SELECT DISTINCT segment FROM rank_windows WHERE window_steps = {COARSEST}", attempt=attempt)
+    has_rollups = set(rolled["segment"].to_pylist())
+    measured = {(row["name"], row["kind"]) for row in known if row["segment"] in has_rollups}
+    return tuple(sorted({(row["name"], row["kind"]) for row in known} - measured))

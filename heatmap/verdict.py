@@ -69,7 +69,8 @@ def severity(lost_share: float) -> Severity:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """One cause of delay. ``ratio`` is own time over the peers' time, ``steps`` the first and last step affected,
+    """One cause of delay; what the whole job has names no rank. ``ratio`` is own time over the peers' time (of the
+    job: the last steps' over the first ones'), ``steps`` the first and last step affected,
     ``lost_share`` the share (0 to 1) of the job's time in the steps looked at that is lost to it."""
 
     ranks: tuple[int, ...]
@@ -103,7 +104,7 @@ class StragglerVerdict:
     def sentence(self) -> str:
         """The verdict in one sentence, for the top of a report or of a page."""
         if self.verdict == Outcome.HEALTHY:
-            return "No rank is slower than its peers."
+            return "No rank's own work is slower than its peers'."
         if self.verdict == Outcome.INSUFFICIENT:
             reason = self.abstained[0].reason if self.abstained else "no rank could be compared with peers"
             return f"Not enough evidence to judge: {reason}."
@@ -118,6 +119,11 @@ _NOTHING_LOST = "the others did not wait for it, so no time was lost"
 
 def describe(culprit: Culprit) -> str:
     """One culprit in words: who, where, how much, since when, and at what cost."""
+    if culprit.kind == CulpritKind.JOB:
+        return (
+            f"{culprit.segment.capitalize()} takes longer and longer on all ranks: x{culprit.ratio:.2f} in the last "
+            f"third of steps {culprit.steps[0]} to {culprit.steps[1]} ({culprit.lost_share:.1%} of the job's time lost)"
+        )
     ranks = ", ".join(str(rank) for rank in culprit.ranks)
     who = f"Rank {ranks}" if len(culprit.ranks) == 1 else f"Ranks {ranks}"
     on = f" on {', '.join(culprit.hosts)}" if culprit.hosts else ""

@@ -26,6 +26,18 @@ class WindowCells:
     first_steps: IntArray
     step_ms: FloatArray
     waits_ms: FloatArray | None
+    last_step: int | None = None
+    """Last step that was recorded; None where no step times are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSteps:
+    """Steps in every window [W]: how many were timed (the last one of a job that runs is not complete), and their mean
+    time in ms, NaN where no step times are stored."""
+
+    timed: FloatArray
+    mean_ms: FloatArray
+    last_step: int | None
 
 
 def ranks_of(store: Store, attempt: Attempt, placement: Placement) -> IntArray:
@@ -57,21 +69,22 @@ def segment_cells(
     by_key: dict[tuple[str, str], list[int]] = {}
     for row in known.to_pylist():
         by_key.setdefault((row["name"], row["kind"]), []).append(row["segment"])
+    timed = load_steps(store, attempt, first_steps, int(ranks[0]) if len(ranks) else 0, width).timed
     of = "duration" if metric == "count" else metric
     unknown = np.broadcast_to(np.nan, (len(ranks), len(first_steps)))
     result = []
     for (name, kind), segments in sorted(by_key.items(), key=str):
         grid = load_grid(store, attempt, segments, ranks, first_steps, metric=of, window_steps=width)
         if grid.count.any():
-            total, count = _per_step(grid)
+            total, count = _per_step(grid, timed)
             result.append(SegmentCells(name, kind, ranks, first_steps, total, count, unknown, unknown, 0, width))
     return result
 
 
-def _per_step(grid: WindowGrid) -> tuple[FloatArray, FloatArray]:
-    """Total in ms, NaN where nothing was measured, and count, both [1, R, W] and for each of the window's steps."""
-    total = np.where(grid.count > 0, grid.sum_ns / (NS_PER_MS * grid.window_steps), np.nan)
-    return total[None], grid.count[None] / grid.window_steps
+def _per_step(grid: WindowGrid, timed: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Total in ms, NaN where nothing was measured, and count, both [1, R, W], for each of the ``timed`` steps [W]."""
+    total = np.where(grid.count > 0, grid.sum_ns / (NS_PER_MS * timed), np.nan)
+    return total[None], grid.count[None] / timed
 
 
 def observe_windows(
@@ -79,16 +92,18 @@ def observe_windows(
 ) -> WindowCells:
     """Cells of the given kinds of work, with the waiting and the step times that belong to them."""
     cells = tuple(segment_cells(store, attempt, ranks, first_steps, kinds=kinds, width=width))
-    waits = _waits(store, attempt, ranks, first_steps, width)
-    step_ms = _step_times(store, attempt, first_steps, int(ranks[0]) if len(ranks) else 0, width)
+    steps = load_steps(store, attempt, first_steps, int(ranks[0]) if len(ranks) else 0, width)
+    waits, step_ms = _waits(store, attempt, ranks, first_steps, width, steps.timed), steps.mean_ms
     if cells and not np.isfinite(step_ms).all():
         busy = np.nansum(np.stack([one.per_step_ms() for one in cells]), axis=0)
         whole = busy if waits is None else busy + np.nan_to_num(waits)
         step_ms = np.where(np.isfinite(step_ms), step_ms, column_median(np.where(whole > 0, whole, np.nan)))
-    return WindowCells(cells, first_steps, step_ms, waits)
+    return WindowCells(cells, first_steps, step_ms, waits, steps.last_step)
 
 
-def _waits(store: Store, attempt: Attempt, ranks: IntArray, first_steps: IntArray, width: int) -> FloatArray | None:
+def _waits(
+    store: Store, attempt: Attempt, ranks: IntArray, first_steps: IntArray, width: int, timed: FloatArray
+) -> FloatArray | None:
     """Exposed time in communication per step, [R, W]; None where none was recorded."""
     communication = segment_ids(store, attempt, kinds=[str(kind) for kind in WAITING_KINDS])
     total, count = np.zeros((len(ranks), len(first_steps))), np.zeros((len(ranks), len(first_steps)))
@@ -96,22 +111,26 @@ def _waits(store: Store, attempt: Attempt, ranks: IntArray, first_steps: IntArra
         grid = load_grid(store, attempt, [segment], ranks, first_steps, metric="exposed", window_steps=width)
         total += grid.sum_ns
         count += grid.count
-    waits: FloatArray = np.where(count > 0, total / (NS_PER_MS * width), np.nan)
+    waits: FloatArray = np.where(count > 0, total / (NS_PER_MS * timed), np.nan)
     return waits if count.any() else None
 
 
-def _step_times(store: Store, attempt: Attempt, first_steps: IntArray, first: int, width: int) -> FloatArray:
-    """Mean over a window's steps of the median rank's step time in ms, [W]; NaN where no step times are stored."""
-    result = np.full(len(first_steps), np.nan)
+def load_steps(store: Store, attempt: Attempt, first_steps: IntArray, first: int, width: int) -> WindowSteps:
+    """Steps of the windows, from the ranks from ``first`` on: the mean over them of the median rank's step time, and
+    how many had their spans timed: all of the window where no steps are stored."""
+    mean_ms, timed = np.full(len(first_steps), np.nan), np.full(len(first_steps), float(width))
     table: pa.Table = store.query(
-        f"""SELECT step // {width} * {width} AS first_step, avg(ms) AS ms FROM (
-                SELECT step, median(duration_ns) / 1e6 AS ms FROM steps
-                WHERE duration_ns IS NOT NULL AND rank BETWEEN {first} AND {first + _RANKS_SAMPLED - 1} GROUP BY step
+        f"""SELECT step // {width} * {width} AS first_step, avg(ms) AS ms, max(step) AS last,
+                   sum(timed)::DOUBLE AS timed FROM (
+                SELECT step, median(duration_ns) / 1e6 AS ms, avg((NOT coalesce(shadow, false))::INT) AS timed
+                FROM steps WHERE rank BETWEEN {first} AND {first + _RANKS_SAMPLED - 1} GROUP BY step
             ) GROUP BY 1""",
         attempt=attempt,
     )
     place = {int(step): at for at, step in enumerate(first_steps)}
-    for step, ms in zip(table["first_step"].to_pylist(), table["ms"].to_pylist(), strict=True):
-        if step in place:
-            result[place[step]] = ms
-    return result
+    for row in table.to_pylist():
+        at = place.get(row["first_step"])
+        if at is not None:
+            mean_ms[at] = np.nan if row["ms"] is None else row["ms"]
+            timed[at] = row["timed"] if row["timed"] > 0 else width
+    return WindowSteps(timed, mean_ms, max((int(row["last"]) for row in table.to_pylist()), default=None))

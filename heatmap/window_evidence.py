@@ -71,7 +71,9 @@ def _waiting(store: Store, attempt: Attempt, finding: Finding) -> Evidence | Non
     """Communication times contain waiting, so they accuse nobody; but whom the others wait for waits least."""
 
     def sql(ranks: Iterable[int]) -> str:
-        waits = f"sum(exposed_sum_ns) FILTER (exposed_count > 0) / {finding.step_width} / 1e6 AS ms"
+        # The last window may not be complete yet.
+        steps = f"least({finding.step_width}, {finding.steps[1]} - first_step + 1)"
+        waits = f"sum(exposed_sum_ns) FILTER (exposed_count > 0) / {steps} / 1e6 AS ms"
         return f"SELECT median(ms) FROM ({_windows(attempt, finding, ranks, waits, _COMMUNICATION)})"
 
     own, peers = _value(store, attempt, sql([finding.rank])), _value(store, attempt, sql(finding.peers))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from megascope.heatmap.detect import (
     Noise,
-    Thresholds,
     find_bursts,
     find_raised,
     find_stalls,
@@ -19,6 +18,7 @@ from megascope.heatmap.detect import (
     peak_levels,
     spread_of_others,
 )
+from megascope.heatmap.thresholds import Thresholds
 from megascope.heatmap.verdict import Pattern
 
 
@@ -85,6 +85,24 @@ def test_bursts_are_told_from_tails_that_all_ranks_have() -> None:
     logs[5, ::5] += 1.0
     found = find_bursts(logs, Noise(0.08, 0.05, 15))
     assert [(one.row, one.pattern) for one in found] == [(5, Pattern.INTERMITTENT)]
+
+
+@pytest.mark.parametrize(("period", "length"), [(15, 4), (10, 5), (6, 2)])
+def test_few_long_bursts_are_found_as_many_short_ones_are(period: int, length: int) -> None:
+    logs = rows(5)
+    for row in (0, 1, 2, 3, 4, 6, 7):
+        logs[row, row::30] += 1.0
+    at = np.arange(logs.shape[1])
+    logs[5, at % period < length] += 0.6
+    [found] = find_bursts(logs, Noise(0.08, 0.05, 15))
+    assert (found.row, found.pattern) == (5, Pattern.INTERMITTENT)
+    assert found.burst_steps == pytest.approx(length, rel=0.2)
+
+
+def test_one_long_bad_stretch_is_no_pattern_of_bursts() -> None:
+    logs = rows(5)
+    logs[5, 30:70] += 0.6
+    assert find_bursts(logs, Noise(0.08, 0.05, 15)) == []
 
 
 def test_a_stall_of_many_steps_is_found_in_its_one_cell() -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from megascope.heatmap.hosts import by_host
 from megascope.heatmap.judge import Finding
 from megascope.heatmap.stragglers import judge
 from megascope.heatmap.verdict import Outcome
@@ -87,6 +88,28 @@ def test_a_place_in_the_mesh_that_does_more_is_not_a_slow_rank() -> None:
     slow = [*does_more, Slow(4, "data", 2.0)]
     job = Job(mesh=SMALL, segments={"data": 2.0, "forward": 5.0, "backward": 10.0}, slow=slow)
     assert [(one.rank, one.segment) for one in judge(observations(job, 1)).findings] == [(4, "data")]
+
+
+HOSTS = [Topology.of(pp=2, dp=16, tp=2), Topology.of(pp=2, dp=8, tp=4)]
+
+
+@pytest.mark.parametrize("mesh", HOSTS)
+@pytest.mark.parametrize("host", [0, 3, 5])
+def test_a_slow_host_that_holds_whole_groups_is_no_place_in_the_mesh(mesh: Topology, host: int) -> None:
+    ranks = range(8 * host, 8 * host + 8)
+    slow = [Slow(rank, segment, 1.3) for rank in ranks for segment in ("forward", "backward", "optimizer")]
+    seen = observations(Job(mesh=mesh, slow=slow, ranks_per_host=8, chunks=1), 4)
+    judged = judge(seen)
+    assert [each for _, each in by_host(judged.findings, judged.slow, seen)] == [tuple(ranks)]
+
+
+@pytest.mark.parametrize("mesh", HOSTS)
+def test_more_work_of_one_replica_on_a_shared_host_is_its_place_in_the_mesh(mesh: Topology) -> None:
+    first = [rank for rank in range(mesh.world_size) if mesh.coordinates(rank)["dp"] == 1]
+    job = Job(mesh=mesh, slow=[Slow(rank, "forward", 1.5) for rank in first], ranks_per_host=8, chunks=1)
+    judged = judge(observations(job, 4))
+    assert judged.findings == ()
+    assert any("dp=1" in one.reason for one in judged.abstained)
 
 
 def test_noise_that_would_hide_a_straggler_is_not_called_healthy() -> None:

@@ -103,7 +103,7 @@ def test_an_even_job_is_healthy(tmp_path: Path) -> None:
     store = write_spans(tmp_path / "store", meeting(4, 33, uneven), layout={"dp": 4})
     verdict = find_stragglers(store, store.attempt())
     assert verdict.verdict == Outcome.HEALTHY
-    assert verdict.sentence() == "No rank is slower than its peers."
+    assert verdict.sentence() == "No rank's own work is slower than its peers'."
 
 
 @pytest.mark.parametrize(

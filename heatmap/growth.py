@@ -1,0 +1,57 @@
+"""Whether the job's steps became longer over the run, whoever is to blame: a reason not to call it healthy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .peers import FloatArray, IntArray
+from .verdict import Abstention
+
+MIN_GROWTH = 1.10
+"""Median step of the last tenth over that of the first tenth after warm-up."""
+
+MIN_ERRORS = 4.0
+"""The growth is so many standard errors of the two medians at least: steps are never equally long."""
+
+MIN_COLUMNS = 3
+"""Columns that stand for either end, however few there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Steps that became ``ratio`` times as long, from step ``since`` on."""
+
+    ratio: float
+    since: int
+
+    @property
+    def note(self) -> Abstention:
+        """Why the job is not called healthy."""
+        reason = (
+            f"steps became x{self.ratio:.2f} longer from about step {self.since} on and nothing that was judged "
+            f"explains it"
+        )
+        return Abstention("step-time", reason)
+
+
+def find_growth(step_ms: FloatArray, steps: IntArray) -> Growth | None:
+    """Whether steps [S] are longer at the end than at the beginning; None too where too few are known.
+
+    The noise is taken from differences between neighbours, which a slow growth hardly moves; the standard error of a
+    median of n values is 1.2533 sigma / sqrt(n).
+    """
+    known = np.isfinite(step_ms) & (step_ms > 0)
+    logs, at = np.log(step_ms[known]), steps[known]
+    ends = max(len(logs) // 10, MIN_COLUMNS)
+    if len(logs) < 3 * ends:
+        return None
+    early, late = float(np.median(logs[:ends])), float(np.median(logs[-ends:]))
+    sigma = 1.4826 * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
+    error = 1.2533 * sigma * math.sqrt(2 / ends)
+    if late - early <= max(math.log(MIN_GROWTH), MIN_ERRORS * error):
+        return None
+    above = np.cumsum((logs - (early + late) / 2)[::-1])[::-1]  # the end that is longer by most, taken together
+    return Growth(math.exp(late - early), int(at[int(np.argmax(above))]))
