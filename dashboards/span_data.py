@@ -167,7 +167,8 @@ def _step_starts(bench: Workbench, attempt: Attempt, choice: SpanChoice, base: i
     if choice.steps[1] - choice.steps[0] > 500:
         return []
     rows = bench.store.query(
-        "SELECT rank, step, start_ns FROM steps WHERE list_contains(?, rank) AND step BETWEEN ? AND ?",
+        """SELECT rank, step, start_ns FROM steps
+           WHERE list_contains(?, rank) AND step BETWEEN ? AND ? ORDER BY rank, step""",
         [list(choice.ranks), *choice.steps],
         attempt,
     )
@@ -187,7 +188,7 @@ def _with_in_flight(bench: Workbench, attempt: Attempt, choice: SpanChoice, span
                SELECT rank, step, moment_ns, in_flight FROM heartbeats WHERE list_contains(?, rank)
                QUALIFY row_number() OVER (PARTITION BY rank ORDER BY moment_ns DESC) = 1)
            SELECT rank, step, moment_ns, unnest(in_flight, recursive := true) FROM newest
-           WHERE step BETWEEN ? AND ?""",
+           WHERE step BETWEEN ? AND ? ORDER BY rank""",
         [list(choice.ranks), *choice.steps],
         attempt,
     ).to_pylist()

@@ -88,6 +88,18 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
+class Findings:
+    """What one analysis adds to the verdict: its culprits, and what it could not judge.
+
+    ``blocking`` are reasons against the word healthy, ``abstained`` those that are not.
+    """
+
+    culprits: tuple[Culprit, ...] = ()
+    abstained: tuple[Abstention, ...] = ()
+    blocking: tuple[Abstention, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StragglerVerdict:
     """The object of `megascope stragglers --json`, field by field."""
 
@@ -150,6 +162,7 @@ __all__ = [
     "Culprit",
     "CulpritKind",
     "Evidence",
+    "Findings",
     "Outcome",
     "Pattern",
     "Severity",

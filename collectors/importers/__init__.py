@@ -1,0 +1,1 @@
+"""Other tools' traces and logs, made into a store."""

@@ -1,0 +1,1 @@
+"""What is wrong with the whole job or a stage and blames no machine: uneven work, pauses, barriers."""

@@ -1,0 +1,1 @@
+"""Slow links and groups: transfers apart from waiting, lateness at each collective, and who is late first."""
