@@ -211,10 +211,11 @@ class TrainConfig:
         check_config(self, world_size)
 
     def attempt(self, environment: Mapping[str, str]) -> int:
-        """Number of this incarnation: as configured, or as the launcher counts, from 0."""
+        """Number of this incarnation: as configured, or as the launcher counts, from 0. What is no number counts not."""
         if self.record.attempt is not None:
             return self.record.attempt
-        return int(environment.get(ATTEMPT_VARIABLE, environment.get("TORCHELASTIC_RESTART_COUNT", "0")))
+        counts = (environment.get(name, "") for name in (ATTEMPT_VARIABLE, "TORCHELASTIC_RESTART_COUNT"))
+        return next((int(text) for text in counts if text.strip().isdecimal()), 0)
 
     @property
     def microbatch_sequences(self) -> int:

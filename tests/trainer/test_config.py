@@ -185,3 +185,19 @@ def test_impossible_layouts_are_refused(flags: str, processes: int, sentence: st
 def test_faults_are_checked_with_the_rest() -> None:
     with pytest.raises(UsageError, match=r"names rank \[3\], but there are only ranks 0 to 1"):
         load_config(None, ["--fault", "kill rank=3 step=1", "--parallel.dp", "2"]).validate(2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "attempt"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "3"}, 3),
+        ({"MEGASCOPE_ATTEMPT": "2", "TORCHELASTIC_RESTART_COUNT": "3"}, 2),
+        ({"MEGASCOPE_ATTEMPT": "second", "TORCHELASTIC_RESTART_COUNT": "3"}, 3),
+        ({"MEGASCOPE_ATTEMPT": "second"}, 0),
+    ],
+)
+def test_the_attempt_is_the_launchers_count_and_no_word_stops_training(
+    environment: dict[str, str], attempt: int
+) -> None:
+    assert load_config(None).attempt(environment) == attempt
