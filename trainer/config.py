@@ -211,7 +211,7 @@ class TrainConfig:
         check_config(self, world_size)
 
     def attempt(self, environment: Mapping[str, str]) -> int:
-        """Number of this incarnation: as configured, or as the launcher counts, from 0. What is no number counts not."""
+        """Number of this incarnation: as configured, or as the launcher counts, from 0; words are passed over."""
         if self.record.attempt is not None:
             return self.record.attempt
         counts = (environment.get(name, "") for name in (ATTEMPT_VARIABLE, "TORCHELASTIC_RESTART_COUNT"))
