@@ -144,6 +144,7 @@ class FaultSwitches:
         self._ended: set[str] = set()
         self._factors: list[float | None] = []
         self._thread = threading.get_ident()
+        self._held_ns: list[int] = []  # what the outer segments owe: not slept in an inner one, which would look slow
         self._busy_since_ns = self._owed_ns = 0
 
     def step(self, number: int) -> None:
@@ -168,6 +169,8 @@ class FaultSwitches:
                 self._note(fault)
                 factor = fault.factor
         self._factors.append(factor)
+        self._held_ns.append(max(self._owed_ns, 0))
+        self._owed_ns = min(self._owed_ns, 0)
         self.resume()
 
     def leave(self) -> None:
@@ -175,6 +178,7 @@ class FaultSwitches:
         if threading.get_ident() == self._thread:
             self._settle(smallest_ns=1)
             self._factors.pop()
+            self._owed_ns += self._held_ns.pop()
             self.resume()
 
     def pause(self) -> None:

@@ -179,6 +179,23 @@ def test_what_lies_inside_a_slow_segment_is_slow_too(monkeypatch: pytest.MonkeyP
     assert total == pytest.approx(20 * (20 * (4 if inner else 2) + 1 * 2), abs=0.3)
 
 
+def test_what_a_segment_owes_is_not_slept_in_the_one_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a short inner segment would show many times the factor that was put in."""
+    clock = VirtualTime(monkeypatch)
+    switches = FaultSwitches([parse_fault("slow rank=0 factor=1.5 segment=forward")], 0, NullRecorder())
+    switches.step(0)
+    inside_ns = 0
+    for _ in range(100):
+        switches.enter("forward")
+        clock.now_ns += 1_600_000  # owes 0.8 ms, too little to sleep at once
+        before_ns = clock.slept_ns
+        clock.run(switches, "loss", ("work", 1))
+        inside_ns += clock.slept_ns - before_ns
+        switches.leave()
+    assert 100 * 0.5 <= inside_ns / 1e6 <= 100 * (0.5 + 0.2)  # what a sleep overshoots is made up for outside
+    assert clock.slept_ns / 1e6 == pytest.approx(100 * (0.8 + 0.5), abs=0.5)
+
+
 def test_the_end_of_a_fault_is_noted_under_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = VirtualTime(monkeypatch), NotedFaults()
     texts = ["slow rank=0 factor=3 to=1", "slow rank=0 factor=2 segment=data", "slow rank=0 factor=2 segment=gc"]
