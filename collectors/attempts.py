@@ -9,6 +9,9 @@ from typing import Any
 
 from .manifest import FileEntry
 
+UNDATED_NS = 10 * 365 * 86_400 * 10**9
+"""Moments before 1980 count from a beginning that nobody tells: imported traces have such."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -22,6 +25,13 @@ class Attempt:
     end_ns: int | None = None
     exit_reason: str | None = None
     configuration: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> str | None:
+        """Which ranks the origin of an imported run left out on purpose, in words; None where it did not."""
+        recorded = self.configuration.get("recorded")
+        sentence = recorded.get("sentence") if isinstance(recorded, dict) else None
+        return sentence if isinstance(sentence, str) else None
 
 
 def attempts_of(rows: Iterable[Mapping[str, Any]], entries: Iterable[FileEntry]) -> list[Attempt]:

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from ..profiler.errors import MegascopeError, UsageError
-from .attempts import Attempt, attempts_of
+from .attempts import UNDATED_NS, Attempt, attempts_of
 from .duck import as_duckdb_error, connect, is_read_error, plain_integers, query_error, replace_views
 from .evolution import ByVersion, by_version, identifier
 from .files import DamagedFile, FileChecker
@@ -166,9 +166,9 @@ class Store:
         return max((moment for moment in moments if moment is not None), default=None)
 
     def data_age_s(self, attempt: Attempt) -> float | None:
-        """Seconds between now and `last_moment_ns`; None where the store has no moment."""
+        """Seconds between now and `last_moment_ns`; None where the store has no moment, or none with a date."""
         moment = self.last_moment_ns(attempt)
-        return None if moment is None else (time.time_ns() - moment) / 1e9
+        return None if moment is None or moment < UNDATED_NS else (time.time_ns() - moment) / 1e9
 
     # -- queries ------------------------------------------------------------------------------------------------
 

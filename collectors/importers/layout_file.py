@@ -1,0 +1,46 @@
+"""The file that tells a job's layout: lines of ``key: value``, such as ``pp_size: 4``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...profiler.errors import FormatError, UsageError
+from ...profiler.topology import Topology
+
+_ENDING = "_size"
+_NO_AXES = frozenset({"world_size", "vpp_size"})
+"""Sizes that are none of an axis: the number of ranks, and that of the chunks on a rank."""
+
+
+def read_meta(path: Path) -> dict[str, str]:
+    """Flat ``key: value`` lines. Raises FormatError for a file that has anything else."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text or text == "---":
+            continue
+        key, colon, value = text.partition(":")
+        if not colon:
+            raise FormatError(f"Line {number} of {path} is not key: value: give the layout as lines of that kind.")
+        found[key.strip()] = value.strip().strip("'\"")
+    return found
+
+
+def sizes_of(meta: Mapping[str, str], where: Path) -> dict[str, int]:
+    """Size by axis, in the order of the lines. Raises FormatError for a size that is none."""
+    found = {}
+    for key, value in meta.items():
+        if key.endswith(_ENDING) and key not in _NO_AXES:
+            if not value.isdigit() or int(value) < 1:
+                raise FormatError(f"{key} in {where} is {value!r}: give a size of 1 or more.")
+            found[key.removesuffix(_ENDING)] = int(value)
+    return found
+
+
+def read_layout(path: Path) -> Topology:
+    """The mesh that a file tells, the outermost axis in the first line. UsageError where it tells none."""
+    sizes = {axis: size for axis, size in sizes_of(read_meta(path), path).items() if size > 1}
+    if not sizes:
+        raise UsageError(f"{path} tells no layout: give lines such as pp_size: 4, the outermost axis first.")
+    return Topology.from_mapping(sizes)

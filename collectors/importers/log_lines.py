@@ -1,0 +1,163 @@
+"""Lines of training logs of Megatron and DeepSpeed: iterations, timers, arguments, dates and how the job ended."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+_ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\]\s+iteration\b")
+_TIMERS = re.compile(r"^\s*time \(ms\) \|(.*)")
+_DEEPSPEED = re.compile(r"\bsteps: (\d+) loss: (\S+) iter time \(s\): (\S+) samples/sec: (\S+)")
+_ARGUMENT = re.compile(r"^\s+([a-z][a-z0-9_]*) \.*\s*(\S.*?)\s*$")
+_MARK = re.compile(r"\[before the start of training step\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_ENDED = (
+    (re.compile(r"SIGTERM|CANCELLED AT|KeyboardInterrupt|DUE TO TIME LIMIT"), "interrupted"),
+    (re.compile(r"^Traceback \(most recent call last\)|CUDA error|OutOfMemoryError"), "crashed"),
+)
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One line of an iteration, and its timers. What the line does not tell is None; a timer of 0.00 is None."""
+
+    step: int
+    of: int | None
+    duration_ns: int | None
+    end_ns: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    samples: int | None = None
+    skipped: int = 0
+    nans: int = 0
+    timers: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Log:
+    """All that a log tells. ``before`` are timers that were printed before the first iteration."""
+
+    iterations: list[Iteration] = field(default_factory=list)
+    arguments: dict[str, str] = field(default_factory=dict)
+    before: dict[str, int | None] = field(default_factory=dict)
+    begin_ns: int | None = None
+    ended: str | None = None
+    world_size: int | None = None
+    restarts: int = 0
+    across_ranks: bool = False
+
+
+def read_log(lines: Iterable[str]) -> Log:
+    """Read a log line by line; what is none of its known lines is passed over."""
+    log = Log()
+    deepspeed: list[Iteration] = []
+    inside = False
+    for line in lines:
+        if " arguments ---" in line:
+            inside = "end of arguments" not in line
+        elif inside:
+            found = _ARGUMENT.match(line)
+            if found is not None:
+                log.arguments.setdefault(found[1], found[2])
+        elif "|" in line:
+            _take_bars(log, line)
+        else:
+            _take_other(log, line, deepspeed)
+    log.iterations = log.iterations or deepspeed
+    return log
+
+
+def _take_bars(log: Log, line: str) -> None:
+    """A line of an iteration or of timers."""
+    found = _ITERATION.search(line)
+    if found is not None:
+        one = _iteration(found, line)
+        if log.iterations and one.step <= log.iterations[-1].step:
+            log.restarts += 1
+        log.iterations.append(one)
+        return
+    timers = _TIMERS.match(line)
+    if timers is not None:
+        told = dict(_timers(timers[1]))
+        if log.iterations:
+            log.iterations[-1].timers.update(told)
+        else:
+            log.before.update(told)
+
+
+def _take_other(log: Log, line: str, deepspeed: list[Iteration]) -> None:
+    if "iter time" in line:
+        found = _DEEPSPEED.search(line)
+        if found is not None:
+            seconds = number(found[3])
+            duration = None if seconds is None else round(seconds * 1e9)
+            deepspeed.append(Iteration(int(found[1]), None, duration, loss=number(found[2])))
+    elif "datetime:" in line:
+        mark = _MARK.search(line)
+        log.begin_ns = log.begin_ns if mark is None else moment_ns(mark[1])
+    elif line.startswith("using world size:"):
+        digits = re.findall(r"world size: (\d+)", line)
+        log.world_size = int(digits[0]) if digits else None
+    elif "time across ranks" in line:
+        log.across_ranks = True
+    else:
+        for pattern, reason in _ENDED:
+            if log.ended is None and pattern.search(line):
+                log.ended = reason
+
+
+def _iteration(found: re.Match[str], line: str) -> Iteration:
+    told = dict(_fields(found[3]))
+    elapsed = number(told.get("elapsed time per iteration (ms)"))
+    samples = number(told.get("global batch size"))
+    stamp = _STAMP.search(line)
+    return Iteration(
+        step=int(found[1]),
+        of=int(found[2]),
+        duration_ns=None if elapsed is None or elapsed < 0 else round(elapsed * NS_PER_MS),
+        end_ns=None if stamp is None else moment_ns(stamp[1]),
+        loss=number(told.get("lm loss", told.get("loss"))),
+        grad_norm=number(told.get("grad norm")),
+        learning_rate=number(told.get("learning rate")),
+        samples=None if samples is None else int(samples),
+        skipped=int(number(told.get("number of skipped iterations")) or 0),
+        nans=int(number(told.get("number of nan iterations")) or 0),
+    )
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split("|"):
+        key, colon, value = part.rpartition(":")
+        if colon:
+            yield key.strip(), value.strip()
+
+
+def _timers(text: str) -> Iterator[tuple[str, int | None]]:
+    """Timers in ns; one of 0.00 did not run or was not measured: nobody can tell, so it is None."""
+    for name, value in _fields(text):
+        took = number(value)
+        if took is not None and name:
+            yield name, round(took * NS_PER_MS) if took > 0 else None
+
+
+def number(text: str | None) -> float | None:
+    """A finite number, None for anything else: nan is no value."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def moment_ns(text: str) -> int:
+    """A date and time of a log, which tells no zone, as if it were UTC."""
+    moment = datetime.fromisoformat(text.replace(",", ".").replace("T", " ")).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 10**9 + moment.microsecond * 1000
