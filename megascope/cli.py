@@ -12,7 +12,24 @@ import cyclopts
 from . import __version__
 from .profiler.errors import MegascopeError
 
-VERBS = ("demo", "train", "collect", "serve", "stragglers", "hang", "timeline", "sql", "simulate", "prune", "score")
+VERBS = (
+    "demo",
+    "train",
+    "collect",
+    "serve",
+    "stragglers",
+    "hang",
+    "timeline",
+    "mfu",
+    "sql",
+    "simulate",
+    "prune",
+    "score",
+    "import",
+)
+
+_MODULES = {"import": "import_traces"}
+"""Modules of verbs that are no names in Python; the function is called the same."""
 
 
 def build_app() -> cyclopts.App:
@@ -25,8 +42,9 @@ def build_app() -> cyclopts.App:
         result_action="return_value",
     )
     for verb in VERBS:
-        module = importlib.import_module(f".commands.{verb}", __package__)
-        app.command(getattr(module, verb), name=verb)
+        name = _MODULES.get(verb, verb)
+        module = importlib.import_module(f".commands.{name}", __package__)
+        app.command(getattr(module, name), name=verb)
     return app
 
 

@@ -1,0 +1,164 @@
+"""S, M_W, M_S and contributions of the steps seen so far; new steps are added without reading old ones again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..peers import FloatArray, IntArray
+from .measured import Ideal, Measured, appended, ideal_of
+from .result import Contribution, Part, WhatIf
+from .scenarios import BoolArray, Sets, all_ideal, as_measured, fixed, put_back, replicas_put_back
+
+SLOWEST_SHARE = 0.03
+"""Share of the workers that M_W fixes, rounded up (ByteDance's what-if analysis, OSDI 2025)."""
+
+LEAST_EXCESS = 0.005
+"""Excess S - 1 below which there is nothing to share out: it is the scatter of single operations."""
+
+MAX_PARTS = 16
+"""Ranks, and hosts, whose contribution is computed: those that took the longest beyond their ideal."""
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """Holds what was measured. Lengths of steps as measured are kept; scenarios depend on the ideal, which every step
+    moves, and are replayed when `result` is asked for. Adding steps one by one gives what adding them at once gives."""
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    _measured: Measured | None = None
+    _lengths: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, steps: Measured) -> None:
+        """Add steps that were not added before. Raises ValueError for ranks or a program other than the first ones'."""
+        before = self._measured
+        if before is None:
+            self._measured = steps
+        else:
+            same = before.program == steps.program and np.array_equal(before.ranks, steps.ranks)
+            if not same or np.isin(steps.steps, before.steps).any():
+                raise ValueError("the steps are of another program, of other ranks, or were added before")
+            self._measured = appended(before, steps)
+        self._lengths = np.concatenate([self._lengths, as_measured(steps)])
+
+    def knows(self, steps: IntArray) -> BoolArray:
+        """Which of the steps were added, [S]."""
+        return np.isin(steps, self.steps)
+
+    @property
+    def measured(self) -> Measured | None:
+        """All that was added."""
+        return self._measured
+
+    @property
+    def steps(self) -> IntArray:
+        """Steps that were added."""
+        return np.zeros(0, np.int64) if self._measured is None else self._measured.steps
+
+    def result(self) -> WhatIf:
+        """The ratios over all steps so far. Raises ValueError where there are none."""
+        if self._measured is None:
+            raise ValueError("no steps were added")
+        return _Analysis(self._measured, float(self._lengths.mean()), self.hosts).result()
+
+
+class _Analysis:
+    def __init__(self, measured: Measured, length: float, hosts: Mapping[int, str]) -> None:
+        self._measured, self._length, self._hosts = measured, length, hosts
+        self._ideal: Ideal = ideal_of(measured)
+        self._shortest = all_ideal(measured, self._ideal)
+
+    @property
+    def _excess(self) -> float:
+        return self._length / self._shortest - 1
+
+    def result(self) -> WhatIf:
+        """Everything."""
+        steps = (int(self._measured.steps.min()), int(self._measured.steps.max()))
+        count, slowdown = len(self._measured.steps), self._length / self._shortest
+        seconds = (self._length / 1e9, float(self._measured.recorded.mean()) / 1e9, self._shortest / 1e9)
+        if self._excess < LEAST_EXCESS:
+            note = f"the job is within {LEAST_EXCESS:.1%} of its ideal, so that there is no excess to share out"
+            return WhatIf(slowdown, None, None, steps, count, *seconds, (), (note,))
+        has_stages = self._measured.program.stages > 1
+        parts = self._parts()
+        workers, last = self._slowest_workers(), self._stage(self._measured.program.stages - 1)
+        sets = _joined([workers, last, *(one for _, _, one in parts)])
+        times = fixed(self._measured, self._ideal, sets).mean(axis=1)
+        recovered = (self._length - times) / (self._length - self._shortest)
+        alone = put_back(self._measured, self._ideal, sets.part(slice(2, None))).mean(axis=1) / self._shortest
+        found = [
+            Contribution(part, name, float(share), float(share * self._excess / slowdown), float(slow))
+            for (part, name, _), share, slow in zip(parts, recovered[2:], alone, strict=True)
+        ]
+        found.sort(key=lambda one: (list(Part).index(one.part), -one.recovered, one.name))
+        m_s = float(recovered[1]) if has_stages else None
+        notes = () if has_stages else ("the job has one stage, so that there is no last one to fix: no m_s",)
+        return WhatIf(slowdown, float(recovered[0]), m_s, steps, count, *seconds, tuple(found), notes)
+
+    # -- sets of operations -------------------------------------------------------------------------------------
+
+    def _set(self, ranks: BoolArray, names: BoolArray | None = None) -> Sets:
+        every = np.ones(len(self._measured.program.names), bool)
+        return Sets(ranks[np.newaxis], (every if names is None else names)[np.newaxis])
+
+    def _stage(self, stage: int) -> Sets:
+        ranks = np.zeros(self._measured.ranks.shape, bool)
+        ranks[stage] = True
+        return self._set(ranks)
+
+    def _slowest_workers(self) -> Sets:
+        """The slowest workers, cells of a stage and a replica: each as slow as the less slow of its stage and replica
+        are, put back alone."""
+        program = self._measured.program
+        stages = _joined([self._stage(stage) for stage in range(program.stages)])
+        of_stage = put_back(self._measured, self._ideal, stages).mean(axis=1)
+        of_replica = replicas_put_back(self._measured, self._ideal).mean(axis=1)
+        scores = np.minimum(of_stage[:, np.newaxis], of_replica)
+        count = math.ceil(SLOWEST_SHARE * scores.size)
+        chosen = np.zeros(scores.size, bool)
+        chosen[np.argsort(-scores.reshape(-1), kind="stable")[:count]] = True
+        cells = chosen.reshape(scores.shape)[:, np.newaxis]
+        return self._set(np.broadcast_to(cells, self._measured.ranks.shape))
+
+    def _parts(self) -> list[tuple[Part, str, Sets]]:
+        """What contributions are computed of."""
+        ranks, program = self._measured.ranks, self._measured.program
+        beyond = self._beyond()
+        order = np.argsort(-beyond.reshape(-1), kind="stable")[:MAX_PARTS]
+        found = [(Part.RANK, str(rank), self._set(ranks == rank)) for rank in ranks.reshape(-1)[order].tolist()]
+        found += [(Part.HOST, host, self._set(np.isin(ranks, own))) for host, own in self._costly_hosts(beyond)]
+        if program.stages > 1:
+            found += [(Part.STAGE, str(stage), self._stage(stage)) for stage in range(program.stages)]
+        everyone = np.ones(ranks.shape, bool)
+        names = np.array(program.names)
+        found += [(Part.SEGMENT, name, self._set(everyone, names == name)) for name in program.names if name]
+        return found
+
+    def _beyond(self) -> FloatArray:
+        """What each rank took beyond the ideal in a step, [P, M, D] in ns."""
+        result = np.zeros(self._measured.ranks.shape)
+        for number, node in enumerate(self._measured.program.nodes):
+            result[node.stage] += self._measured.own[number].mean(axis=-1) - self._ideal.own[number]
+        return result
+
+    def _costly_hosts(self, beyond: FloatArray) -> list[tuple[str, list[int]]]:
+        """The hosts whose ranks took the longest beyond their ideal, where hosts are neither one nor one a rank."""
+        own: dict[str, list[int]] = {}
+        cost: dict[str, float] = {}
+        flat = zip(self._measured.ranks.reshape(-1).tolist(), beyond.reshape(-1).tolist(), strict=True)
+        for rank, took in flat:
+            host = self._hosts.get(rank)
+            if host is not None:
+                own.setdefault(host, []).append(rank)
+                cost[host] = cost.get(host, 0.0) + took
+        if len(own) < 2 or len(own) == self._measured.ranks.size:
+            return []
+        return [(host, own[host]) for host in sorted(own, key=lambda host: -cost[host])[:MAX_PARTS]]
+
+
+def _joined(sets: list[Sets]) -> Sets:
+    return Sets(np.concatenate([one.ranks for one in sets]), np.concatenate([one.names for one in sets]))

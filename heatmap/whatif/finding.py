@@ -1,0 +1,120 @@
+"""`find_whatif`: from a store to the what-if ratios, or the reason why there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...collectors.store import Attempt, Store
+from ...collectors.verdicts import Abstention
+from ..observations import Observations
+from ..peers import IntArray, Placement
+from ..source import Source
+from .live import LiveWhatIf
+from .reasons import CannotReplayError
+from .recording import load_recording
+from .result import WhatIf
+from .schedule import load_schedule, scheduled_names
+from .tables import Tables
+
+SIGNAL = "what-if"
+
+MAX_SCANNED = 100_000_000
+"""Spans whose steps are looked at, at most."""
+
+MAX_SPANS = 1_000_000
+"""Spans that are read, about: of larger jobs, fewer steps, evenly spread over those looked at."""
+
+
+def find_whatif(
+    store: Tables, attempt: Attempt, placement: Placement, steps: IntArray, *, max_spans: int = MAX_SPANS
+) -> WhatIf:
+    """S, M_W and M_S over the given steps [S], or a sample of them; ``notes`` say which.
+
+    Raises CannotReplayError, whose text is the reason, where they cannot be had.
+    """
+    if not len(steps):
+        raise CannotReplayError("no step was looked at")
+    chosen = _sample(store, attempt, steps, max_spans)
+    actions = load_schedule(store, attempt)
+    recording = load_recording(store, attempt, placement, chosen.tolist(), scheduled_names(actions))
+    live = LiveWhatIf(actions, hosts_of(placement))
+    live.add(recording)
+    found = live.result()
+    left_out = _notes(steps, chosen, live.steps, recording.places.unrecorded)
+    return replace(found, notes=(*left_out, *found.notes))
+
+
+def hosts_of(placement: Placement) -> dict[int, str]:
+    """Host of every rank that is known."""
+    return {int(rank): host for rank, host in zip(placement.ranks, placement.hosts, strict=True)}
+
+
+def _notes(looked_at: IntArray, read: IntArray, replayed: IntArray, unrecorded: tuple[str, ...]) -> tuple[str, ...]:
+    """What of the steps and ranks was not replayed."""
+    notes = []
+    if len(read) < len(looked_at):
+        notes.append(f"{len(read)} of {len(looked_at)} steps were read, evenly spread: all would be too many spans")
+    if (lost := len(read) - len(replayed)) > 0:
+        notes.append(
+            f"{lost} of the {len(read)} steps that were read are left out: some rank's spans are not all there"
+        )
+    if unrecorded:
+        axes = " and ".join(unrecorded)
+        notes.append(f"one rank of each {axes} group was recorded and stands for the others")
+    return tuple(notes)
+
+
+def whatif_of(
+    store: Store, attempt: Attempt, seen: Observations, *, of_all_ranks: bool = True
+) -> tuple[WhatIf | None, tuple[Abstention, ...]]:
+    """What a verdict says about what-if: the ratios of the steps looked at, and what could not be had, none of which
+    forbids the word healthy."""
+    spans = sum(entry.rows for entry in store.entries("events", attempt))
+    try:
+        if not spans:
+            raise CannotReplayError("a replay needs single spans, and the store holds none")
+        if spans > MAX_SCANNED:
+            raise CannotReplayError(f"{spans:,} spans are too many to look for the steps to be replayed")
+        if not of_all_ranks:
+            raise CannotReplayError("a replay needs all ranks, and only some were asked for")
+        found = find_whatif(store, attempt, seen.placement, _steps(store, attempt, seen))
+    except CannotReplayError as error:
+        return None, (Abstention(SIGNAL, f"{error}: no slowdown, m_w and m_s"),)
+    return found, tuple(Abstention(SIGNAL, note) for note in found.notes)
+
+
+def _steps(store: Tables, attempt: Attempt, seen: Observations) -> IntArray:
+    """The steps looked at that have spans, also where rollups were looked at because of there being too many spans.
+
+    What another tool recorded begins anywhere: its first steps are no warm-up.
+    """
+    recorded = _recorded_steps(store, attempt)
+    if seen.source.source == Source.SPANS:
+        looked_at = seen.steps
+        if "imported" in attempt.configuration:
+            looked_at = np.union1d(looked_at, np.array(seen.warm_up, np.int64))
+        return np.intersect1d(recorded, looked_at)
+    if seen.asked is not None:
+        recorded = recorded[(recorded >= seen.asked[0]) & (recorded <= seen.asked[1])]
+    later: IntArray = recorded[~np.isin(recorded, seen.warm_up)]
+    return later if len(later) else recorded
+
+
+def _recorded_steps(store: Tables, attempt: Attempt) -> IntArray:
+    table = store.query("SELECT DISTINCT step FROM events WHERE step IS NOT NULL ORDER BY step", attempt=attempt)
+    return np.asarray(table["step"].to_numpy(), np.int64)
+
+
+def _sample(store: Tables, attempt: Attempt, steps: IntArray, max_spans: int) -> IntArray:
+    """As many of the steps as have no more than ``max_spans`` spans together, evenly spread; at least one."""
+    row = store.query(
+        "SELECT count(*) AS spans, count(DISTINCT step) AS steps FROM events WHERE step IS NOT NULL", attempt=attempt
+    ).to_pylist()[0]
+    per_step = max(1, int(row["spans"]) // max(1, int(row["steps"])))
+    count = max(1, max_spans // per_step)
+    if count >= len(steps):
+        return steps
+    chosen: IntArray = steps[np.unique(np.linspace(0, len(steps) - 1, count).round().astype(np.int64))]
+    return chosen

@@ -1,0 +1,58 @@
+"""What the what-if analysis comes to: the ratios, and what each rank, host, stage and segment costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Part(StrEnum):
+    """What a contribution is of."""
+
+    RANK = "rank"
+    HOST = "host"
+    STAGE = "stage"
+    SEGMENT = "segment"
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one part of the job costs. ``name`` is a rank's number, a host's name, a stage's number or a segment's name.
+
+    ``recovered``: share of the job's excess (S - 1) that is gone if only this part is at its ideal; may lie a little
+    outside 0 to 1, for parts overlap. ``saved``: the same as a share (0 to 1) of the job's time. ``alone``: slowdown of
+    the job with only this part as measured and all else ideal.
+    """
+
+    part: Part
+    name: str
+    recovered: float
+    saved: float
+    alone: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The job replayed as measured, and with every operation at its ideal.
+
+    ``slowdown`` S: mean step as measured over the ideal one, without launch delays. ``m_w``, ``m_s``: share of S - 1
+    that is recovered by fixing the slowest 3 % of workers, the last stage; None where S is too near 1, or there is one
+    stage. ``step_count`` steps were replayed, of ``steps`` (first, last). ``step_s`` is their mean as measured without
+    launch delays, ``recorded_s`` with them (that of the rank on which it is longest), ``ideal_s`` the ideal.
+    ``contributions`` by part, the costliest first. ``notes`` say what was left out.
+    """
+
+    slowdown: float
+    m_w: float | None
+    m_s: float | None
+    steps: tuple[int, int]
+    step_count: int
+    step_s: float
+    recorded_s: float
+    ideal_s: float
+    contributions: tuple[Contribution, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def of(self, part: Part) -> tuple[Contribution, ...]:
+        """Contributions of one kind, the costliest first."""
+        return tuple(one for one in self.contributions if one.part == part)
