@@ -1,1 +1,1 @@
-"""Slow links and groups: transfers apart from waiting, lateness at each collective, and who is late first."""
+"""Communication: who arrives late, whom that makes wait, and which links are slow although all have arrived."""

@@ -1,0 +1,163 @@
+"""A slow rank whose waiting victims read the same: work that contains its collectives, with these taken out.
+
+Where self times contain a timed collective (a reducer inside ``backward``), a slow rank and those that wait for it
+there take equally long. The collective tells: the last to arrive shows the shortest one. So what overlaps with
+collectives is taken out of the work around them, and the rest is compared between ranks. This needs no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ...collectors.store import Attempt, Store
+from ...collectors.verdicts import Evidence
+from ...collectors.views import literal
+from ...profiler.vocabulary import SegmentKind
+from ..cells import NS_PER_MS, SegmentCells
+from ..compare import Comparison, compare, typical_excess
+from ..detect import Raised
+from ..observations import MAIN_KINDS, Observations
+from ..source import Source
+from ..thresholds import Thresholds
+from ..verdict import Cause, Culprit, CulpritKind, Findings, severity
+
+MOST_SPANS = 1_000_000
+MIN_EXCESS_SHARE = 0.05
+"""Excess over the peers as a share of the step: not all that overlaps with work is waiting."""
+
+MIN_HIDDEN_SHARE = 0.05
+"""Share of a segment's self time that lies in collectives, from which on it is not a rank's own."""
+
+_INSIDE = """
+    WITH spans AS (
+        SELECT e.rank, e.step, s.name, s.kind, e.start_ns, e.start_ns + e.duration_ns AS end_ns, e.duration_ns,
+            coalesce(e.self_ns, e.duration_ns) AS self_ns
+        FROM events e JOIN segments s USING (segment) WHERE e.status = 'ok' AND e.duration_ns IS NOT NULL
+            AND e.step BETWEEN ? AND ? AND s.kind IN ({kinds}, 'collective')
+    )
+    SELECT w.rank, w.step, w.name, w.kind, sum(least(w.end_ns, c.end_ns) - greatest(w.start_ns, c.start_ns)) AS inside,
+        any_value(w.duration_ns) AS took, any_value(w.self_ns) AS own
+    FROM spans w JOIN spans c ON c.rank = w.rank AND c.step = w.step AND c.kind = 'collective'
+        AND c.start_ns < w.end_ns AND c.end_ns > w.start_ns
+    WHERE w.kind <> 'collective' GROUP BY w.rank, w.step, w.name, w.kind, w.start_ns
+"""
+
+
+def find_hidden(store: Store, attempt: Attempt, seen: Observations) -> Findings:
+    """Ranks that work longer inside a segment whose self time contains collectives. Only of jobs without pipeline
+    stages, from spans: elsewhere ranks arrive late for many reasons."""
+    stages = len(np.unique(seen.placement.roles(seen.ranks)))
+    main = [one for one in seen.cells if one.kind in MAIN_KINDS]
+    if seen.source.source != Source.SPANS or stages != 1 or len(seen.ranks) < 2 or not main:
+        return Findings()
+    if seen.source.spans > MOST_SPANS or not len(seen.steps):
+        return Findings()
+    kinds = ", ".join(literal(str(kind)) for kind in MAIN_KINDS)
+    sql = _INSIDE.format(kinds=kinds)
+    table = store.query(sql, [int(seen.steps[0]), int(seen.steps[-1])], attempt=attempt)
+    found = []
+    for cells in main:
+        rest = _without(cells, table)
+        if rest is not None:
+            found += _culprits(store, attempt, cells, rest, seen)
+    return Findings(tuple(found))
+
+
+def _without(cells: SegmentCells, table: pa.Table) -> SegmentCells | None:
+    """A segment's cells with the time in collectives taken out; None where self times do not contain it."""
+    here = (np.asarray(table["name"].to_pylist(), object) == cells.name) & (
+        np.asarray(table["kind"].to_pylist(), object) == cells.kind
+    )
+    part = table.filter(pa.array(here))
+    inside, took, own = (np.asarray(part[name].to_numpy(), float) for name in ("inside", "took", "own"))
+    inside = np.minimum(inside, took)
+    hidden = np.maximum(own + inside - took, 0.0)  # 0 where self time had it taken out already
+    if not len(hidden) or hidden.sum() < MIN_HIDDEN_SHARE * float(np.nansum(cells.total_ms)) * NS_PER_MS:
+        return None
+    row = np.searchsorted(cells.ranks, part["rank"].to_numpy())
+    column = np.searchsorted(cells.steps, part["step"].to_numpy())
+    keep = (row < len(cells.ranks)) & (column < len(cells.steps))
+    keep[keep] = (cells.ranks[row[keep]] == part["rank"].to_numpy()[keep]) & (
+        cells.steps[column[keep]] == part["step"].to_numpy()[keep]
+    )
+    taken = np.zeros(cells.total_ms.shape[1:])
+    np.add.at(taken, (row[keep], column[keep]), hidden[keep] / NS_PER_MS)
+    whole = np.nansum(cells.total_ms, axis=0)
+    share = np.divide(taken, whole, out=np.zeros_like(taken), where=whole > 0)
+    return replace(cells, total_ms=cells.total_ms * (1 - np.minimum(share, 1.0)))
+
+
+def _culprits(
+    store: Store, attempt: Attempt, cells: SegmentCells, rest: SegmentCells, seen: Observations
+) -> list[Culprit]:
+    limits = Thresholds(min_excess_share=MIN_EXCESS_SHARE)
+    comparison = compare(rest, seen.placement.roles(rest.ranks), seen.step_ms, limits)
+    if comparison is None:
+        return []
+    raised = [one for one in comparison.raised if one.last > one.first]
+    if len(raised) > max(1, len(seen.ranks) // 4):
+        return []
+    return [_culprit(store, attempt, one, comparison, cells, seen) for one in raised]
+
+
+def _culprit(
+    store: Store, attempt: Attempt, one: Raised, comparison: Comparison, cells: SegmentCells, seen: Observations
+) -> Culprit:
+    rank = int(cells.ranks[one.row])
+    steps = int(cells.steps[one.first]), int(cells.steps[one.last])
+    excess, total = typical_excess(one, comparison), float(np.nansum(seen.step_ms))
+    lost = min(max(excess, 0.0) * (one.last - one.first + 1) / total, 1.0) if total > 0 else 0.0
+    host = seen.placement.host_of(rank)
+    return Culprit(
+        ranks=(rank,),
+        hosts=() if host is None else (host,),
+        confidence=round(min(1 - 0.5 * math.exp(-max(one.z - 5.0, 0.0) / 2.5), 0.9 if len(seen.ranks) > 2 else 0.6), 3),
+        severity=severity(lost),
+        kind=CulpritKind.RANK,
+        cause=Cause.SLOW_COMPUTE,
+        segment=cells.name,
+        ratio=round(math.exp(one.effect), 4),
+        steps=steps,
+        pattern=one.pattern,
+        lost_share=round(lost, 6),
+        evidence=_evidence(store, attempt, rank, cells.name, steps, excess),
+    )
+
+
+def _evidence(
+    store: Store, attempt: Attempt, rank: int, segment: str, steps: tuple[int, int], excess: float
+) -> tuple[Evidence, ...]:
+    """The equal totals, and the collectives that tell them apart."""
+
+    def sql(condition: str, which: str) -> str:
+        return (
+            f"SELECT median(ms) FROM (SELECT e.rank, e.step, sum(e.duration_ns) / 1e6 AS ms FROM events e "
+            f"JOIN segments s USING (run, attempt, segment) WHERE e.run = {literal(attempt.run)} "
+            f"AND e.attempt = {attempt.attempt} "
+            f"AND e.step BETWEEN {steps[0]} AND {steps[1]} AND {condition} AND e.rank {which} {rank} GROUP BY ALL)"
+        )
+
+    result = []
+    for condition, statement in (
+        (
+            f"s.kind = {literal(str(SegmentKind.COLLECTIVE))}",
+            "rank {rank} spends {own:.1f} ms a step in collectives, the others {peers:.1f} ms: it is the last to "
+            "arrive, and they wait for it; without that it works {excess:.1f} ms longer a step",
+        ),
+        (f"s.name = {literal(segment)}", "with the waiting in it, {segment} takes {own:.1f} and {peers:.1f} ms a step"),
+    ):
+        own, peers = (_value(store, attempt, sql(condition, which)) for which in ("=", "<>"))
+        if own is not None and peers is not None:
+            said = statement.format(rank=rank, own=own, peers=peers, excess=excess, segment=segment)
+            result.append(Evidence(said, own, peers, "events", sql(condition, "=")))
+    return tuple(result)
+
+
+def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
+    table = store.query(sql, attempt=attempt)
+    value = table.column(0)[0].as_py() if table.num_rows else None
+    return None if value is None else float(value)
