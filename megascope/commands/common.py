@@ -72,14 +72,21 @@ def choose_steps(
     if since is None and until is None:
         return chosen
     bounds = [_nanoseconds(since) if since else 0, _nanoseconds(until) if until else 2**62]
-    found = store.query(
-        "SELECT min(step) AS first, max(step) AS last FROM steps WHERE start_ns >= ? AND start_ns < ?", bounds, attempt
-    ).to_pylist()[0]
-    if found["first"] is None:
+    found: dict[str, int | None] = {"first": None, "last": None}
+    for table in ("steps", "events"):  # a foreign store may have spans alone
+        if found["first"] is None:
+            sql = f"SELECT min(step) AS first, max(step) AS last FROM {table} WHERE start_ns >= ? AND start_ns < ?"
+            found = store.query(sql, bounds, attempt).to_pylist()[0]
+    if found["first"] is None or found["last"] is None:
         raise MegascopeError(
             f"No step of run {attempt.run}, attempt {attempt.attempt} began then: give other --since or --until."
         )
     first, last = chosen or (0, 2**62)
+    if first > found["last"] or last < found["first"]:
+        raise MegascopeError(
+            f"Steps {found['first']} to {found['last']} of run {attempt.run} began then, none of them in --steps "
+            f"{steps}: give other --steps, --since or --until."
+        )
     return max(first, found["first"]), min(last, found["last"])
 
 

@@ -17,7 +17,17 @@ from megascope.heatmap.verdict import StragglerVerdict
 from megascope.profiler.errors import UsageError
 from megascope.score_claims import Claim, Comparison, Truth, compare_claims
 from megascope.score_runs import Outcome, run_trial, run_trials
-from megascope.score_trials import HEALTHY, KINDS, MAGNITUDES, STEPS, SeedSet, Trial, plan_trials
+from megascope.score_trials import (
+    FLEET_MAGNITUDES,
+    HEALTHY,
+    KINDS,
+    MAGNITUDES,
+    MOST_SLOW_GPUS,
+    STEPS,
+    SeedSet,
+    Trial,
+    plan_trials,
+)
 from megascope.scoring import Score, add_up
 from megascope.trainer.simulator.fault_effects import check_fault
 from megascope.trainer.simulator.faults import SLOW_KINDS, FaultKind, parse_fault
@@ -50,7 +60,7 @@ def test_healthy_jobs_are_shown_to_both_analysers() -> None:
 def test_what_is_tuned_on_is_not_reported_on() -> None:
     tuned, reported = (plan_trials(ranks=64, trials=500, seeds=one) for one in (SeedSet.TUNE, SeedSet.REPORT))
     assert {trial.seed for trial in tuned}.isdisjoint(trial.seed for trial in reported)
-    for kind, choices in MAGNITUDES.items():
+    for kind, choices in [*MAGNITUDES.items(), *FLEET_MAGNITUDES.items()]:
         if kind is not FaultKind.INIT:  # which has no magnitude
             assert set(choices[SeedSet.TUNE]).isdisjoint(choices[SeedSet.REPORT])
 
@@ -70,6 +80,16 @@ def test_trials_differ_in_all_that_could_make_them_easy() -> None:
     assert not any(one.on_rollups for one in trials if one.looks_at_hangs)
     fleet = plan_trials(ranks=12_288, trials=30)
     assert all(one.on_rollups != one.looks_at_hangs for one in fleet)
+
+
+def test_a_fleet_has_one_to_sixty_slow_devices_of_ten_percent() -> None:
+    trials = plan_trials(ranks=12_288, trials=200, kinds=[FaultKind.SLOW_GPU])
+    faults = [parse_fault(one.fault) for one in trials]
+    counts = [len(one.ranks) for one in faults]
+    assert {one.factor for one in faults} == {1.1}
+    assert (min(counts), max(counts)) == (1, MOST_SLOW_GPUS)
+    assert 0.25 < sum(count < 8 for count in counts) / len(counts) < 0.75
+    assert all(len(parse_fault(one.fault).ranks) == 1 for one in plan_trials(ranks=512, trials=30, kinds=["slow-gpu"]))
 
 
 @pytest.mark.parametrize("on_rollups", [False, True])
@@ -238,6 +258,7 @@ def test_a_campaign_prints_one_object(capsys: pytest.CaptureFixture[str]) -> Non
     assert [one["kind"] for one in result["outcomes"]] == ["healthy", "slow-gpu", "mismatch"]
     assert result["kinds"]["mismatch"]["recall"] == 1.0
     assert (result["healthy_trials"], result["false_alarms_in_healthy"]) == (1, 0)
+    assert result["early_warnings_in_healthy"] == 0
 
 
 def test_a_campaign_is_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:

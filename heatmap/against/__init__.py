@@ -1,0 +1,1 @@
+"""Two runs, or two windows of one: what got slower, and where."""

@@ -1,0 +1,1 @@
+"""Model FLOP/s utilization over time, and what explains its decline."""

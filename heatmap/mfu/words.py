@@ -1,0 +1,78 @@
+"""The MFU report in words: all of it in one sentence, and what was not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...collectors.verdicts import Abstention
+from .growth import Growth
+from .lives import Life, is_rollups
+from .result import Bin, LongStep, Measure, Restart, Trend
+
+
+def sentence_of(
+    verdict: Trend,
+    measure: Measure,
+    made: Sequence[Bin],
+    growth: Sequence[Growth],
+    redone: Sequence[Restart],
+    longest: Sequence[LongStep],
+    count: int,
+) -> str:
+    """The speed of the reference and of the slowest bin, what explains it, long steps and restarts."""
+    if verdict == Trend.INSUFFICIENT:
+        return "Too few steps to tell whether the job became slower."
+    base, worst = next(one for one in made if one.is_reference), max(made, key=lambda one: one.step_ms)
+    if verdict == Trend.STEADY:
+        text = (
+            f"{_speed(measure, base)} at best, in steps {base.steps[0]} to {base.steps[1]}, and what the others lost "
+            "against them is under 1 % of the time, or the noise of the steps"
+        )
+    else:
+        text = (
+            f"{_speed(measure, base)} in steps {base.steps[0]} to {base.steps[1]}, {_speed(measure, worst)} in steps "
+            f"{worst.steps[0]} to {worst.steps[1]}"
+        )
+        causes = [row for row in growth if row.share is not None and row.share >= 0.1][:3]
+        if causes:
+            text += ": " + ", ".join(f"{row.name} explains {row.share:.0%}" for row in causes)
+    if count and longest[0].segment is None:
+        text += (
+            f"; {count} single steps of up to {longest[0].duration_ms / 1e3:,.1f} s, as restarts or stalls make them"
+        )
+    if redone:
+        times = "1 restart" if len(redone) == 1 else f"{len(redone)} restarts"
+        text += f"; {times} repeated {sum(one.lost_steps for one in redone)} steps"
+    return text + "."
+
+
+def _speed(measure: Measure, one: Bin) -> str:
+    if measure == Measure.MFU and one.mfu is not None:
+        return f"MFU {one.mfu:.1%}"
+    if measure == Measure.TOKENS and one.tokens_per_second is not None:
+        return f"{one.tokens_per_second:,.0f} tokens/s"
+    return f"{one.step_ms:,.1f} ms a step"
+
+
+def notes_of(lives: Sequence[Life], measure: Measure) -> list[Abstention]:
+    """What the figures lack, and what was left out."""
+    notes = []
+    if measure != Measure.MFU:
+        instead = "tokens a second" if measure == Measure.TOKENS else "the step time relative to the best stretch"
+        notes.append(Abstention("mfu", f"no MFU was recorded (the device's peak is not known): {instead} is shown"))
+    if measure == Measure.SPEED:
+        notes.append(Abstention("tokens", "no tokens were recorded"))
+    if is_rollups(lives):
+        reason = (
+            "pauses were taken from averages over windows of steps: how long the longest of a step was is estimated"
+        )
+        notes.append(Abstention("rollups", reason))
+    for life in lives:
+        if life.columns.parts is not None and not len(life.columns.parts.axes):
+            reason = f"no waiting was recorded in attempt {life.attempt.attempt}: it is in what no span recorded"
+            notes.append(Abstention("waiting", reason))
+        left_out = len(life.series) - len(life.kept)
+        if left_out:
+            reason = f"the first {left_out} steps of attempt {life.attempt.attempt} are left out"
+            notes.append(Abstention("warm-up", reason))
+    return notes
