@@ -22,6 +22,7 @@ from .detect import (
     usable_rows,
 )
 from .peers import FloatArray, IntArray, has_values, peer_counts, row_median
+from .recurring import find_recurring, with_gaps
 from .thresholds import Thresholds
 from .verdict import Pattern
 
@@ -69,11 +70,17 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
     bar = _Bar(logs, roles, counts, thresholds)
     passed = [one for one in _candidates(logs, noise, thresholds) if bar.is_passed_by(one)]
     raised = [one for one in passed if bar.is_long(one)]
+    if cells.step_width == 1:
+        raised = [with_gaps(one, logs[one.row], noise) for one in raised]
     rows = {one.row for one in raised}
     raised += [one for one in find_bursts(logs, noise) if one.row not in rows and counts[one.row] > 0]
     rows = {one.row for one in raised}
+    if cells.step_width == 1:
+        again = find_recurring(logs, own, peers, noise, step_ms)
+        raised += [one for one in again if one.row not in rows and counts[one.row] >= thresholds.many_peers]
+        rows = {one.row for one in raised}
     raised += [one for one in find_stalls(own, peers, step_ms, thresholds.stall_steps) if one.row not in rows]
-    heavy = [one for one in raised if _is_heavy(one, own - peers, step_ms, thresholds)]
+    heavy = [one for one in raised if is_heavy(one, own - peers, step_ms, thresholds, int(counts[one.row]))]
     accused = {one.row for one in heavy}
     short = [one for one in passed if one.row not in accused and not bar.is_long(one)]
     hiding = [
@@ -81,8 +88,8 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
         for one in short
         if _may_hide(one, logs[one.row], cells.step_width, thresholds)
         and (
-            _is_heavy(one, own - peers, step_ms, thresholds)
-            or _is_heavy(_widened(one, logs), own - peers, step_ms, thresholds)
+            is_heavy(one, own - peers, step_ms, thresholds, int(counts[one.row]))
+            or is_heavy(_widened(one, logs), own - peers, step_ms, thresholds, int(counts[one.row]))
         )
     ]
     return Comparison(own, peers, logs, noise, tuple(heavy), excluded, tuple(hiding))
@@ -98,7 +105,7 @@ def _candidates(logs: FloatArray, noise: Noise, thresholds: Thresholds) -> list[
     """The surest stretch of every row that has one; each length of window starts a search of its own."""
     usable, best = usable_rows(logs, thresholds.min_steps), dict[int, Raised]()
     for window in search_windows(logs.shape[1], thresholds.shortest):
-        peaks = peak_levels(logs[usable], window, math.log(thresholds.min_ratio))
+        peaks = peak_levels(logs[usable], window, math.log(min(thresholds.min_ratio, thresholds.many_ratio)))
         for at in np.flatnonzero(np.isfinite(peaks)):
             row = int(usable[at])
             found = find_raised(row, logs[row], noise, float(peaks[at]), CANDIDATE_Z, thresholds.end_slack)
@@ -147,15 +154,15 @@ class _Bar:
 
     def is_long(self, one: Raised) -> bool:
         """Whether a candidate's stretch is long enough to be accused."""
-        return one.last - one.first + 1 >= self._thresholds.needed_length(math.exp(one.effect), one.to_the_end)
+        peers = int(self._counts[one.row])
+        return one.last - one.first + 1 >= self._thresholds.needed_length(math.exp(one.effect), one.to_the_end, peers)
 
     def is_passed_by(self, one: Raised) -> bool:
         """Whether a candidate stands out, however short; what costs least is asked first."""
-        limit, peers, length = self._thresholds, self._counts[one.row], one.last - one.first + 1
-        least = limit.pair_ratio if peers == 1 else limit.min_ratio
+        limit, peers, length = self._thresholds, int(self._counts[one.row]), one.last - one.first + 1
         return bool(
             peers > 0
-            and one.effect >= math.log(least)
+            and one.effect >= math.log(limit.least_ratio(peers))
             and one.z >= limit.needed_z(self._usable, self._logs.shape[1], length, one.to_the_end)
             and one.share_beyond >= limit.min_share_beyond
             and one.effect / self._spread_around(one) >= limit.min_between
@@ -168,7 +175,7 @@ class _Bar:
         return spread_of_others(self._levels[stretch], one.row, self._roles)
 
 
-def _is_heavy(one: Raised, excess: FloatArray, step_ms: FloatArray, thresholds: Thresholds) -> bool:
+def is_heavy(one: Raised, excess: FloatArray, step_ms: FloatArray, thresholds: Thresholds, peers: int) -> bool:
     """Whether it matters: by its share of the steps it is in, and of all steps if it has ended."""
     share = _excess_share(one, excess, step_ms)
     if share < thresholds.min_excess_share:
@@ -176,7 +183,7 @@ def _is_heavy(one: Raised, excess: FloatArray, step_ms: FloatArray, thresholds: 
     if one.to_the_end or one.first == one.last or one.pattern == Pattern.INTERMITTENT:
         return True
     inside = float(np.nansum(step_ms[one.first : one.last + 1]))
-    return share * inside >= thresholds.ended_excess_share * float(np.nansum(step_ms))
+    return share * inside >= thresholds.least_ended_share(peers) * float(np.nansum(step_ms))
 
 
 def _excess_share(one: Raised, excess: FloatArray, step_ms: FloatArray) -> float:

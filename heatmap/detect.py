@@ -73,16 +73,16 @@ def measure_noise(logs: FloatArray) -> Noise | None:
     if finite.sum() < 8 or logs.shape[1] < 4:
         return None
     center = row_median(logs)[:, None]
-    step = _spread((logs - center)[finite])
+    step = spread((logs - center)[finite])
     block = max(4, logs.shape[1] // 8)
     medians = [row_median(logs[:, at : at + block]) for at in range(0, logs.shape[1] - block + 1, block)]
     strays = np.stack(medians, axis=1) - center
     own = strays[np.isfinite(strays)]
     white = 1.2533 * step / math.sqrt(block)
-    return Noise(step, max(_spread(own) if len(own) else white, white, 1e-4), block)
+    return Noise(step, max(spread(own) if len(own) else white, white, 1e-4), block)
 
 
-def _spread(values: FloatArray) -> float:
+def spread(values: FloatArray) -> float:
     """Robust standard deviation about zero."""
     return MAD_TO_SIGMA * float(np.median(np.abs(values))) if len(values) else 0.0
 
@@ -95,7 +95,7 @@ def spread_of_others(levels: FloatArray, row: int, roles: IntArray, floor: float
     mirrored = (roles == roles[row]) & np.isfinite(levels)
     taken = mirrored if mirrored.sum() <= 2 else np.arange(len(levels)) == row
     others = levels[~taken & np.isfinite(levels)]
-    return max(_spread(others), floor)
+    return max(spread(others), floor)
 
 
 def search_windows(steps: int, shortest: int) -> list[int]:
@@ -239,7 +239,7 @@ def smallest_visible_ratio(noise: Noise, levels: FloatArray, steps: int, thresho
 
     ``levels`` [R] are the ranks' median log-ratios: their spread hides what is smaller.
     """
-    between = _spread(levels[np.isfinite(levels)])
+    between = spread(levels[np.isfinite(levels)])
     effect = max(
         math.log(thresholds.min_ratio),
         thresholds.needed_z(len(levels), steps, steps, True) * noise.standard_error(steps),

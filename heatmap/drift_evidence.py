@@ -6,6 +6,7 @@ from ..collectors.store import Attempt, Store
 from ..collectors.verdicts import Evidence
 from ..collectors.views import literal
 from .drift import JobDrift
+from .launches import launch_spread
 from .verdict import Cause, Culprit, CulpritKind, Pattern, severity
 
 
@@ -28,7 +29,7 @@ def drift_culprit(store: Store, attempt: Attempt, drift: JobDrift) -> Culprit:
 
 
 def _evidence(store: Store, attempt: Attempt, drift: JobDrift) -> tuple[Evidence, ...]:
-    """Mean time of a collection in the last third of the steps, beside that of all steps before."""
+    """Mean time of a collection in the last third of the steps, beside that of all steps before; and the launches."""
     late = _mean_sql(attempt, drift, drift.last_third, drift.steps[1])
     own = _value(store, late)
     before = _value(store, _mean_sql(attempt, drift, drift.steps[0], drift.last_third - 1))
@@ -39,7 +40,24 @@ def _evidence(store: Store, attempt: Attempt, drift: JobDrift) -> tuple[Evidence
         f"per step it grew on {drift.share:.0%} of {drift.ranks} ranks"
     )
     table = "events" if drift.step_width == 1 else "rank_windows"
-    return (Evidence(statement, own, before, table, late),)
+    return (Evidence(statement, own, before, table, late), *_launches(store, attempt, drift))
+
+
+def _launches(store: Store, attempt: Attempt, drift: JobDrift) -> tuple[Evidence, ...]:
+    """How far apart the reduce-scatters are launched, where spans tell and it grew."""
+    if drift.step_width != 1:
+        return ()
+    first, last = drift.steps
+    third = last - drift.last_third
+    found = launch_spread(store, attempt, (first, first + third), (drift.last_third, last))
+    if found is None or not found.grows:
+        return ()
+    statement = (
+        f"launches of {found.segment} lie {found.late_ms:.2f} ms apart in the median group from step "
+        f"{drift.last_third} on, {found.early_ms:.2f} ms up to step {first + third}, and no rank is the last in more "
+        f"than {found.most_often_last:.0%} of them: the ranks pause by turns"
+    )
+    return (Evidence(statement, found.late_ms, found.early_ms, "events_aligned", found.sql),)
 
 
 def _mean_sql(attempt: Attempt, drift: JobDrift, first: int, last: int) -> str:

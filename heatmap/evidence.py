@@ -11,9 +11,14 @@ from .judge import Finding
 from .verdict import Pattern
 
 
-def gather_evidence(store: Store, attempt: Attempt, finding: Finding) -> tuple[Evidence, ...]:
-    """Own time beside the peers', the ratio, and whether the others waited. What has no answer is left out."""
-    built = (_time, _ratio, _waiting, _last_to_arrive)
+def gather_evidence(
+    store: Store, attempt: Attempt, finding: Finding, *, is_brief: bool = False
+) -> tuple[Evidence, ...]:
+    """Own time beside the peers', the ratio, and whether the others waited; if brief, the ratio alone.
+
+    What has no answer is left out.
+    """
+    built = (_ratio,) if is_brief else (_time, _ratio, _waiting, _last_to_arrive)
     return tuple(evidence for make in built if (evidence := make(store, attempt, finding)) is not None)
 
 

@@ -16,6 +16,9 @@ MIN_GROWTH = 1.10
 MIN_ERRORS = 4.0
 """The growth is so many standard errors of the two medians at least: steps are never equally long."""
 
+GROWTH_SIGNAL = "step-time"
+"""What an abstention for growing steps is called."""
+
 MIN_COLUMNS = 3
 """Columns that stand for either end, however few there are."""
 
@@ -34,7 +37,7 @@ class Growth:
             f"steps became x{self.ratio:.2f} longer from about step {self.since} on and nothing that was judged "
             f"explains it"
         )
-        return Abstention("step-time", reason)
+        return Abstention(GROWTH_SIGNAL, reason)
 
 
 def find_growth(step_ms: FloatArray, steps: IntArray) -> Growth | None:

@@ -10,12 +10,14 @@ import numpy as np
 from .cells import SegmentCells
 from .compare import Comparison, compare, typical_excess
 from .detect import Raised, smallest_visible_ratio, spread_of_others, usable_rows
+from .inside import look_inside
 from .observations import Observations
 from .peers import FloatArray, IntArray, has_values, refine, row_median
 from .synchrony import MeasuredWaiting
 from .thresholds import Thresholds
 from .verdict import Abstention, Pattern
 from .victims import sift
+from .window_shape import WindowShapes
 
 DEFAULT_THRESHOLDS = Thresholds()
 
@@ -66,6 +68,8 @@ class SegmentJudgement:
     compared: frozenset[int]
     hiding: tuple[Abstention, ...] = ()
     """Ranks that are raised in too few averaged columns to be accused, and in too many to be called healthy."""
+    comparison: Comparison | None = None
+    """What the ranks were compared by; None where it may hide waiting, so that nothing follows from it."""
 
 
 def measured_waiting(seen: Observations) -> MeasuredWaiting | None:
@@ -80,10 +84,11 @@ def judge_segment(
     seen: Observations,
     waiting: MeasuredWaiting | None,
     thresholds: Thresholds = DEFAULT_THRESHOLDS,
+    shapes: WindowShapes | None = None,
 ) -> SegmentJudgement:
     """Compare the ranks at one segment of work and accuse those that pass every threshold.
 
-    ``waiting`` is what `measured_waiting` gives of the same observations.
+    ``waiting`` is what `measured_waiting` gives of the same observations; ``shapes`` reads what lies inside windows.
     """
     roles = seen.placement.roles(cells.ranks)
     cost = _cost_share(cells, seen)
@@ -101,6 +106,8 @@ def judge_segment(
         if again is None:
             return SegmentJudgement((), tuple(notes), None, cost, frozenset())
         comparison = again
+    if shapes is not None:
+        comparison = look_inside(comparison, cells, roles, shapes, thresholds)
     sifted = sift(comparison, cells, roles, seen, waiting)
     notes += sifted.abstained
     usable = usable_rows(comparison.logs, thresholds.min_steps)
@@ -114,7 +121,8 @@ def judge_segment(
     findings = tuple(_finding(one, comparison, cells, roles, seen) for one in sifted.raised)
     compared = frozenset(int(cells.ranks[row]) for row in usable)
     hiding = tuple(_hiding(one, cells, seen) for one in comparison.hiding)
-    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, hiding)
+    seen_through = None if sifted.is_blind else comparison
+    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, hiding, seen_through)
 
 
 def _hiding(one: Raised, cells: SegmentCells, seen: Observations) -> Abstention:

@@ -33,7 +33,7 @@ class Observations:
     without trusted times; ``stepless`` counts the spans that belong to no step, where none does. ``last_step`` is the
     last one recorded, ``asked`` the steps (first, last) that were asked for: of rollups only whole windows are read.
     ``source`` tells whether spans or rollups were read; of rollups, each of the ``steps`` is the first of a window, and
-    all numbers are averages per step over it.
+    all numbers are averages per step over it. ``left_out`` tells in words which ranks were not recorded on purpose.
     """
 
     cells: tuple[SegmentCells, ...]
@@ -51,6 +51,7 @@ class Observations:
     last_step: int | None = None
     asked: tuple[int, int] | None = None
     source: Choice = field(default_factory=lambda: Choice(Source.SPANS, 0))
+    left_out: str | None = None
 
 
 def observe(
@@ -75,7 +76,7 @@ def observe(
     all_steps = cells[0].steps if cells else np.zeros(0, np.int64)
     seen = _with_data(cells, all_ranks)
     missing = tuple(rank for rank, has in zip(chosen, seen, strict=True) if not has)
-    absent = 0 if ranks is not None else max((attempt.world_size or 0) - len(chosen), 0)
+    absent = 0 if ranks is not None or attempt.left_out else max((attempt.world_size or 0) - len(chosen), 0)
     return Observations(
         cells,
         placement,
@@ -92,6 +93,7 @@ def observe(
         int(all_steps[-1]) if len(all_steps) else None,
         steps,
         choice,
+        attempt.left_out,
     )
 
 
@@ -110,7 +112,7 @@ def _observe_rollups(
     found = observe_windows(store, attempt, chosen, windows, kinds, choice.step_width)
     seen = np.array(_with_data(found.cells, chosen), bool)
     missing = tuple(int(rank) for rank in chosen[~seen])
-    absent = 0 if ranks is not None else max((attempt.world_size or 0) - len(chosen), 0)
+    absent = 0 if ranks is not None or attempt.left_out else max((attempt.world_size or 0) - len(chosen), 0)
     return Observations(
         found.cells,
         placement,
@@ -126,6 +128,7 @@ def _observe_rollups(
         last_step=found.last_step,
         asked=steps,
         source=choice,
+        left_out=attempt.left_out,
     )
 
 

@@ -9,8 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from .verdict import Culprit, Outcome, StragglerVerdict, describe
+from .whatif.result import WhatIf
+from .whatif.words import costliest, sentence
 
 _STYLES = {Outcome.FINDINGS: "bold red", Outcome.HEALTHY: "bold green", Outcome.INSUFFICIENT: "bold yellow"}
+
+PRINTED = 20
+"""The costliest findings, which are printed; a fleet may have a hundred."""
 
 
 def render(verdict: StragglerVerdict) -> RenderableType:
@@ -21,9 +26,16 @@ def render(verdict: StragglerVerdict) -> RenderableType:
         Text(f"run {verdict.run}, attempt {verdict.attempt}{age}", "dim"),
     ]
     if verdict.culprits:
-        parts += [Text(), _table(verdict.culprits)]
-        for culprit in verdict.culprits:
+        parts += [Text(), _table(verdict.culprits[:PRINTED])]
+        for culprit in verdict.culprits[:PRINTED]:
             parts.append(Padding(_evidence(culprit), (1, 0, 0, 0)))
+        if (more := len(verdict.culprits) - PRINTED) > 0:
+            parts.append(Text(f"{more} more findings cost less; --json lists them"))
+    if verdict.warnings:
+        parts += [Text(), Text("Early warnings (nobody is accused)", "bold")]
+        parts += [Text(f"  {one.sentence()}") for one in verdict.warnings]
+    if verdict.whatif is not None:
+        parts += [Text(), *_whatif(verdict.whatif)]
     if verdict.abstained:
         parts += [Text(), Text("Not judged", "bold")]
         parts += [Text(f"  {one.signal}: {one.reason}") for one in verdict.abstained]
@@ -50,6 +62,17 @@ def _table(culprits: tuple[Culprit, ...]) -> Table:
             f"{one.confidence:.0%}",
         )
     return table
+
+
+def _whatif(found: WhatIf) -> list[RenderableType]:
+    """What the job would gain, and by whose repair."""
+    parts: list[RenderableType] = [Text(sentence(found), "bold")]
+    if rows := costliest(found):
+        table = Table("part", "recovered if it alone is repaired", "saved of the job's time")
+        for one in rows:
+            table.add_row(escape(f"{one.part} {one.name}"), f"{one.recovered:.0%}", f"{one.saved:.1%}")
+        parts.append(table)
+    return parts
 
 
 def _evidence(culprit: Culprit) -> Group:

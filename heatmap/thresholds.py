@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 class Thresholds:
     """What it takes to be accused. All must hold at once."""
 
-    min_ratio: float = 1.10
+    min_ratio: float = 1.07
     pair_ratio: float = 1.20
     """Instead of ``min_ratio`` where a rank has a single peer: which of the two is slow rests on one comparison."""
+    many_peers: int = 12
+    """From so many peers on their median is sure and their spread known: less will do, as the four that follow say."""
+    many_ratio: float = 1.05
+    many_length: int = 12
+    """Steps that a stretch needs, whether it has ended or not."""
+    many_ended_share: float = 0.003
+    """Instead of ``ended_excess_share``."""
     min_z: float = 3.0
     """Effect over its standard error along the steps, before `needed_z` adds what the search has tried."""
     min_between: float = 3.5
@@ -60,8 +67,20 @@ class Thresholds:
         """Columns of the shortest stretch that is looked for."""
         return self.min_length if self.strong_length is None else self.strong_length
 
-    def needed_length(self, ratio: float, to_the_end: bool) -> int:
-        """Columns that a stretch needs."""
+    def least_ratio(self, peers: int) -> float:
+        """Own time over the peers' from which on a rank with so many peers may be accused."""
+        if peers == 1:
+            return self.pair_ratio
+        return self.many_ratio if peers >= self.many_peers else self.min_ratio
+
+    def least_ended_share(self, peers: int) -> float:
+        """Excess that a stretch which has ended needs, as a share of the time of all steps looked at."""
+        return self.many_ended_share if peers >= self.many_peers else self.ended_excess_share
+
+    def needed_length(self, ratio: float, to_the_end: bool, peers: int = 0) -> int:
+        """Columns that a stretch needs, of a rank with so many peers. Averages over steps do not get by with less."""
+        if peers >= self.many_peers and self.shortest_steps is None:
+            return self.many_length
         is_strong = self.strong_length is not None and ratio >= self.strong_ratio
         least = self.strong_length if is_strong and self.strong_length is not None else self.min_length
         return least if to_the_end else least + self.ended_length - self.min_length

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..collectors import verdicts
 from ..collectors.verdicts import Abstention, Evidence
+from .whatif.result import WhatIf
 
 
 class Outcome(StrEnum):
@@ -41,6 +42,7 @@ class Cause(StrEnum):
     UNEVEN_INPUT = "uneven-input"
     UNEVEN_STAGES = "uneven-stages"
     WARM_UP = "warm-up"
+    BARRIER = "barrier"
 
 
 class Pattern(StrEnum):
@@ -85,18 +87,53 @@ class Culprit:
     pattern: Pattern
     lost_share: float
     evidence: tuple[Evidence, ...]
+    stage: int | None = None
+    """Index on pp, where a whole stage is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Slowness that an analysis accounts for, so that no rank is accused of it: of these ranks at these segments.
+
+    None stands for all ranks, or for all segments.
+    """
+
+    ranks: frozenset[int] | None = None
+    segments: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What one analysis adds to the verdict: its culprits, and what it could not judge.
 
-    ``blocking`` are reasons against the word healthy, ``abstained`` those that are not.
+    ``blocking`` are reasons against the word healthy, ``abstained`` those that are not; ``explains`` is what no rank is
+    to be accused of on its account.
     """
 
     culprits: tuple[Culprit, ...] = ()
     abstained: tuple[Abstention, ...] = ()
     blocking: tuple[Abstention, ...] = ()
+    explains: tuple[Explained, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyWarning:
+    """A rank that has become slower than it was, beside its peers, and is not slow enough to be accused.
+
+    ``ratio_to_own_baseline`` is its newest time over its own before ``since_step``, both relative to its peers'.
+    """
+
+    rank: int
+    segment: str
+    since_step: int
+    ratio_to_own_baseline: float
+
+    def sentence(self) -> str:
+        """The warning in words."""
+        return (
+            f"rank {self.rank} takes x{self.ratio_to_own_baseline:.2f} of what it took before in {self.segment}, since "
+            f"about step {self.since_step}, while its peers take as long as ever"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +149,16 @@ class StragglerVerdict:
     slowdown: float | None = None
     m_w: float | None = None
     m_s: float | None = None
+    whatif: WhatIf | None = None
+    warnings: tuple[EarlyWarning, ...] = ()
 
     def sentence(self) -> str:
         """The verdict in one sentence, for the top of a report or of a page."""
         if self.verdict == Outcome.HEALTHY:
-            return "No rank's own work is slower than its peers'."
+            links = (
+                "" if any(one.signal == "network" for one in self.abstained) else ", and no link between hosts is slow"
+            )
+            return f"No rank's own work is slower than its peers'{links}."
         if self.verdict == Outcome.INSUFFICIENT:
             reason = self.abstained[0].reason if self.abstained else "no rank could be compared with peers"
             return f"Not enough evidence to judge: {reason}."
@@ -131,11 +173,10 @@ _NOTHING_LOST = "the others did not wait for it, so no time was lost"
 
 def describe(culprit: Culprit) -> str:
     """One culprit in words: who, where, how much, since when, and at what cost."""
-    if culprit.kind == CulpritKind.JOB:
-        return (
-            f"{culprit.segment.capitalize()} takes longer and longer on all ranks: x{culprit.ratio:.2f} in the last "
-            f"third of steps {culprit.steps[0]} to {culprit.steps[1]} ({culprit.lost_share:.1%} of the job's time lost)"
-        )
+    if culprit.kind in (CulpritKind.JOB, CulpritKind.STAGE):
+        return _describe_job(culprit)
+    if culprit.cause == Cause.NETWORK:
+        return _describe_network(culprit)
     ranks = ", ".join(str(rank) for rank in culprit.ranks)
     who = f"Rank {ranks}" if len(culprit.ranks) == 1 else f"Ranks {ranks}"
     on = f" on {', '.join(culprit.hosts)}" if culprit.hosts else ""
@@ -150,6 +191,53 @@ def describe(culprit: Culprit) -> str:
     )
 
 
+_NAMED_RANKS = 16
+
+
+def _describe_network(culprit: Culprit) -> str:
+    """A slow link in words: its ranks work as fast as others."""
+    named = [str(rank) for rank in culprit.ranks[:_NAMED_RANKS]]
+    ranks, hosts = (
+        ", ".join([*named, "..."] if len(culprit.ranks) > _NAMED_RANKS else named),
+        ", ".join(culprit.hosts[:4]),
+    )
+    who = {
+        CulpritKind.HOST: f"The network of host {hosts} (ranks {ranks})",
+        CulpritKind.LINK: f"The link between ranks {' and '.join(named)} ({hosts})",
+        CulpritKind.GROUP: f"The network of the group of ranks {ranks}",
+    }.get(culprit.kind, f"The network of rank {ranks} on {hosts}")
+    first, last = culprit.steps
+    when = f"step {first}" if first == last else f"steps {first} to {last}"
+    lost = f"{culprit.lost_share:.1%} of the job's time lost" if culprit.lost_share >= 0.0005 else _NOTHING_LOST
+    return (
+        f"{who} is slow: transfers of {culprit.segment} took x{culprit.ratio:.2f} of what others take, {when} "
+        f"({culprit.pattern}, {lost})"
+    )
+
+
+_OF_THE_JOB = {
+    Cause.GC_DRIFT: "{segment} takes longer and longer on all ranks: x{ratio:.2f} in the last third of {steps}",
+    Cause.UNEVEN_STAGES: "Stage {stage} has more work than the other stages: all its ranks take x{ratio:.2f} of their "
+    "time, most in {segment}, {steps}",
+    Cause.UNEVEN_INPUT: "Micro-batches cost unequally much: in {segment} the replica with the longest sequences takes "
+    "x{ratio:.2f} of the mean, {steps}",
+    Cause.CHECKPOINT: "Checkpoints hold up all hosts alike: {segment} stops the job in {steps}",
+    Cause.BARRIER: "Ranks wait for each other, or take another order, where the schedule does not ask for it: at "
+    "{segment}, {steps}",
+    Cause.WARM_UP: "The job took long to warm up: x{ratio:.2f} of the usual step, {steps}",
+}
+
+
+def _describe_job(culprit: Culprit) -> str:
+    """What the whole job or a stage has, in words."""
+    first, last = culprit.steps
+    usual = "{segment} takes x{ratio:.2f} of its usual time on all ranks, {steps}"
+    text = _OF_THE_JOB.get(culprit.cause, usual).format(
+        segment=culprit.segment, stage=culprit.stage, ratio=culprit.ratio, steps=f"steps {first} to {last}"
+    )
+    return f"{text[0].upper()}{text[1:]} ({culprit.lost_share:.1%} of the job's time lost)"
+
+
 def to_json(verdict: StragglerVerdict) -> dict[str, Any]:
     """The object that `megascope stragglers --json` prints and that the pages show."""
     result: dict[str, Any] = {"schema": verdicts.VERDICT_SCHEMA, **verdicts.to_json(verdict)}
@@ -161,7 +249,9 @@ __all__ = [
     "Cause",
     "Culprit",
     "CulpritKind",
+    "EarlyWarning",
     "Evidence",
+    "Explained",
     "Findings",
     "Outcome",
     "Pattern",

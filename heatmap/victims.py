@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..profiler.vocabulary import SegmentKind
 from .cells import SegmentCells
 from .compare import Comparison, typical_excess
 from .detect import Raised
 from .observations import Observations
-from .peers import IntArray, has_values, peer_counts
+from .peers import FloatArray, IntArray, column_median, has_values, peer_counts
 from .synchrony import (
     Lateness,
     MeasuredWaiting,
@@ -52,6 +54,8 @@ def sift(
     for one in raised:
         excess = typical_excess(one, comparison)
         late = leaves_late(lateness, one.row, slice(one.first, one.last + 1), excess)
+        if late is None and waiting is not None and others_wait(one, comparison, roles, waiting.waits_ms):
+            late = True
         if late:
             kept.append(one)
         else:
@@ -62,6 +66,28 @@ def sift(
         notes.append(Abstention(cells.name, _NO_CLOCKS.format(cells.name)))
     return Sifted(tuple(kept), tuple(notes), True)
 
+
+def others_wait(one: Raised, comparison: Comparison, roles: IntArray, waits_ms: FloatArray) -> bool:
+    """Whether a rank's peers wait longer, and it does not, in just the columns in which it takes longer.
+
+    By half of its excess at least, in `LEAST_WAITS` columns. ``waits_ms`` [R, S] is the waiting that was timed. Who
+    only waits inside a segment makes nobody else wait.
+    """
+    excess = (comparison.own - comparison.peers)[one.row]
+    peers = np.flatnonzero((roles == roles[one.row]) & has_values(comparison.logs))
+    lead = column_median(waits_ms[peers[peers != one.row]]) - waits_ms[one.row]
+    known = np.isfinite(excess) & np.isfinite(lead)
+    inside = known & (np.arange(len(excess)) >= one.first) & (np.arange(len(excess)) <= one.last)
+    if not inside.any():
+        return False
+    hit = inside & (excess >= 0.5 * excess[inside].max())
+    if hit.sum() < LEAST_WAITS or not (known & ~hit).any():
+        return False
+    gain = float(np.median(lead[hit]) - np.median(lead[known & ~hit]))
+    return gain >= 0.5 * float(np.median(excess[hit]))
+
+
+LEAST_WAITS = 3
 
 _HIDDEN = "{} contains unmeasured synchronisation: ranks that enter it later show it shorter by as much"
 _NOT_COVERED = (

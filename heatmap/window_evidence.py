@@ -1,25 +1,50 @@
-"""The numbers behind an accusation where only rollups are left, each asked from the store by SQL."""
+"""The numbers behind an accusation where only rollups are left, each with the SQL that gives it from the store.
+
+The numbers themselves come from the matrices that were compared: a fleet has many culprits, and a query of each of
+their thousands of peers takes longer than all the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..collectors.store import Attempt, Store
+import numpy as np
+
+from ..collectors.store import Attempt
 from ..collectors.verdicts import Evidence
 from ..collectors.views import literal
 from .judge import Finding
+from .observations import Observations
+from .peers import FloatArray, IntArray, row_median
 
 
-def gather_window_evidence(store: Store, attempt: Attempt, finding: Finding) -> tuple[Evidence, ...]:
+def gather_window_evidence(attempt: Attempt, finding: Finding, seen: Observations) -> tuple[Evidence, ...]:
     """Own time beside the peers', the ratio, and whether the others waited. What has no answer is left out."""
     built = (_time, _ratio, _waiting)
-    return tuple(evidence for make in built if (evidence := make(store, attempt, finding)) is not None)
+    return tuple(evidence for make in built if (evidence := make(attempt, finding, seen)) is not None)
 
 
-def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
-    table = store.query(sql, attempt=attempt)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)
+def _windows_inside(finding: Finding, seen: Observations) -> IntArray:
+    first, last = finding.steps
+    return np.flatnonzero((seen.steps >= first) & (seen.steps <= last))
+
+
+def _own_and_peers(values: FloatArray, finding: Finding, seen: Observations) -> tuple[FloatArray, FloatArray]:
+    """Values of the rank [w] and of its peers [P, w] in the windows of a finding."""
+    inside = _windows_inside(finding, seen)
+    rows = np.searchsorted(seen.ranks, np.array((finding.rank, *finding.peers), np.int64))
+    chosen = values[np.ix_(rows, inside)]
+    return chosen[0], chosen[1:]
+
+
+def _median(values: FloatArray) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _work_of(finding: Finding, seen: Observations) -> FloatArray:
+    [cells] = [one for one in seen.cells if (one.name, one.kind) == (finding.segment, finding.kind)]
+    return cells.per_span_ms()
 
 
 def _windows(attempt: Attempt, finding: Finding, ranks: Iterable[int], columns: str, condition: str) -> str:
@@ -38,10 +63,9 @@ def _work(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
     return _windows(attempt, finding, ranks, mean, f"s.name = {literal(finding.segment)}")
 
 
-def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
-    sql = f"SELECT median(ms) FROM ({_work(attempt, finding, [finding.rank])})"
-    own = _value(store, attempt, sql)
-    peers = _value(store, attempt, f"SELECT median(ms) FROM ({_work(attempt, finding, finding.peers)})")
+def _time(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | None:
+    values, beside = _own_and_peers(_work_of(finding, seen), finding, seen)
+    own, peers = _median(values), _median(beside)
     if own is None or peers is None:
         return None
     statement = (
@@ -49,41 +73,45 @@ def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
         f"{finding.step_width} steps, {finding.steps[0]} to {finding.steps[1]}), its {len(finding.peers)} peers "
         f"{peers:.2f} ms"
     )
+    sql = f"SELECT median(ms) FROM ({_work(attempt, finding, [finding.rank])})"
     return Evidence(statement, own, peers, "rank_windows", sql)
 
 
-def _ratio(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
+def _ratio(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | None:
+    own, beside = _own_and_peers(_work_of(finding, seen), finding, seen)
+    peers = row_median(np.ascontiguousarray(beside.T))
+    usable = (own > 0) & (peers > 0)
+    if not usable.any():
+        return None
+    value = float(np.exp(np.median(np.log(own[usable] / peers[usable]))))
     sql = (
         f"SELECT exp(median(ln(own.ms / peers.ms))) FROM ({_work(attempt, finding, [finding.rank])}) own "
         f"JOIN (SELECT first_step, median(ms) AS ms FROM ({_work(attempt, finding, finding.peers)}) "
         f"GROUP BY first_step) peers USING (first_step) WHERE own.ms > 0 AND peers.ms > 0"
     )
-    value = _value(store, attempt, sql)
-    if value is None:
-        return None
     statement = (
         f"that is x{value:.2f} of its peers' median in the median window: {finding.excess_ms:.1f} ms more a step"
     )
     return Evidence(statement, value, 1.0, "rank_windows", sql)
 
 
-def _waiting(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
+def _waiting(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | None:
     """Communication times contain waiting, so they accuse nobody; but whom the others wait for waits least."""
-
-    def sql(ranks: Iterable[int]) -> str:
-        # The last window may not be complete yet.
-        steps = f"least({finding.step_width}, {finding.steps[1]} - first_step + 1)"
-        waits = f"sum(exposed_sum_ns) FILTER (exposed_count > 0) / {steps} / 1e6 AS ms"
-        return f"SELECT median(ms) FROM ({_windows(attempt, finding, ranks, waits, _COMMUNICATION)})"
-
-    own, peers = _value(store, attempt, sql([finding.rank])), _value(store, attempt, sql(finding.peers))
+    if seen.waits_ms is None:
+        return None
+    values, beside = _own_and_peers(seen.waits_ms, finding, seen)
+    own, peers = _median(values), _median(beside)
     if own is None or peers is None:
         return None
     more = peers - own
     statement = f"it waits {own:.1f} ms per step for communication, its {len(finding.peers)} peers {peers:.1f} ms: " + (
         f"they wait {more:.1f} ms longer" if more > 0 else "they do not wait longer"
     )
-    return Evidence(statement, own, peers, "rank_windows", sql([finding.rank]))
+    # The last window may not be complete yet.
+    steps = f"least({finding.step_width}, {finding.steps[1]} - first_step + 1)"
+    waits = f"sum(exposed_sum_ns) FILTER (exposed_count > 0) / {steps} / 1e6 AS ms"
+    sql = f"SELECT median(ms) FROM ({_windows(attempt, finding, [finding.rank], waits, _COMMUNICATION)})"
+    return Evidence(statement, own, peers, "rank_windows", sql)
 
 
 _COMMUNICATION = "s.kind IN ('collective', 'p2p')"

@@ -108,7 +108,7 @@ def grid_percentile(
     if keep is not None:
         rows = rows.filter(pa.array(keep))
     size = len(ranks) * len(first_steps)
-    found = _percentiles(rows, cell, metric, q, size) / NS_PER_MS
+    found = histogram_percentiles(rows, cell, metric, q, size) / NS_PER_MS
     return found.reshape(len(ranks), len(first_steps))
 
 
@@ -154,8 +154,11 @@ def _places(values: npt.NDArray[Any], known: IntArray, width: int) -> IntArray:
     return table[np.minimum(places.astype(np.uint64), size)]  # what is below has become very large
 
 
-def _percentiles(rows: pa.Table, cell: IntArray, metric: str, q: float, size: int) -> FloatArray:
-    """Percentile of all rows of each cell, [size], in ns."""
+def histogram_percentiles(rows: pa.Table, cell: IntArray, metric: str, q: float, size: int) -> FloatArray:
+    """Percentile of the histograms of all rows of each cell, [size], in ns; NaN where a cell has no row.
+
+    ``rows`` have the columns bins and bin_counts of a metric, ``cell`` says to which cell each row belongs.
+    """
     result = np.full(size, np.nan)
     if not rows.num_rows:
         return result
@@ -194,7 +197,7 @@ def rank_segments(
         count, total = (np.bincount(cell, rows[f"{metric}_{part}"].to_numpy(), size) for part in wanted)
         values = np.divide(total, count, out=np.full(size, np.nan), where=count > 0)
     else:
-        values = _percentiles(rows, cell, metric, percentile, size)
+        values = histogram_percentiles(rows, cell, metric, percentile, size)
     names, kinds = tuple(name for name, _ in keys), tuple(kind for _, kind in keys)
     return RankSegments(ranks, names, kinds, values.reshape(len(ranks), len(keys)) / NS_PER_MS)
 

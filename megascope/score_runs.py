@@ -58,6 +58,8 @@ class Outcome:
     comparison: Comparison
     seconds: float
     failure: str | None = None
+    warnings: int = 0
+    """Early warnings, which accuse nobody."""
 
 
 def run_trials(
@@ -128,13 +130,13 @@ def run_trial(trial: Trial, noise: NoiseSource, parent: Path | None = None) -> O
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         root = Path(folder) / "store"
         try:
-            verdict, comparison = (
-                _hang_trial(trial, root, noise) if trial.looks_at_hangs else _slow_trial(trial, root, noise)
+            verdict, comparison, warnings = (
+                (*_hang_trial(trial, root, noise), 0) if trial.looks_at_hangs else _slow_trial(trial, root, noise)
             )
         except Exception as error:  # a campaign outlives a defect of an analyser, and tells of it
             reason = f"{type(error).__name__}: {error}"
             return Outcome(trial, "", Comparison(), time.perf_counter() - began, reason)
-    return Outcome(trial, verdict, comparison, time.perf_counter() - began)
+    return Outcome(trial, verdict, comparison, time.perf_counter() - began, warnings=warnings)
 
 
 def _parent_folder() -> Path | None:
@@ -144,14 +146,15 @@ def _parent_folder() -> Path | None:
     return memory if is_usable and shutil.disk_usage(memory).free >= ROOM_BYTES else None
 
 
-def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison]:
+def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison, int]:
     job = replace(trial.job(), noise=noise)
     faults = [parse_fault(trial.fault)] if trial.fault else []
     simulate(job, root, ROLLUPS if trial.on_rollups else SPANS, faults=faults)
     with Store(root) as store:
         attempt = store.attempt()
         verdict = find_stragglers(store, attempt)
-        return str(verdict.verdict), compare_claims(claims_of_stragglers(verdict), _truth(store, attempt))
+        comparison = compare_claims(claims_of_stragglers(verdict), _truth(store, attempt))
+        return str(verdict.verdict), comparison, len(verdict.warnings)
 
 
 def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison]:

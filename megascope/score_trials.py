@@ -34,8 +34,8 @@ FIRST_SEED = {SeedSet.TUNE: 1_000, SeedSet.REPORT: 5_000_000}
 
 MAGNITUDES: Mapping[FaultKind, Mapping[SeedSet, tuple[str, ...]]] = {
     FaultKind.SLOW_GPU: {
-        SeedSet.TUNE: ("factor=1.2", "factor=1.6", "factor=1.2:segment=backward"),
-        SeedSet.REPORT: ("factor=1.15", "factor=1.3", "factor=1.3:segment=forward", "factor=2"),
+        SeedSet.TUNE: ("factor=1.2", "factor=1.6", "factor=1.2:segment=backward", "factor=1.12"),
+        SeedSet.REPORT: ("factor=1.15", "factor=1.3", "factor=1.3:segment=forward", "factor=2", "factor=1.1"),
     },
     FaultKind.THROTTLING: {
         SeedSet.TUNE: ("factor=1.4:period=10", "factor=1.6:period=6:duty=0.4"),
@@ -98,6 +98,14 @@ MAGNITUDES: Mapping[FaultKind, Mapping[SeedSet, tuple[str, ...]]] = {
     FaultKind.INIT: {SeedSet.TUNE: ("",), SeedSet.REPORT: ("", "segment=setup")},
 }
 """What else a fault of a kind says, by seed set; kinds that are left out say nothing else."""
+
+FLEET_MAGNITUDES: Mapping[FaultKind, Mapping[SeedSet, tuple[str, ...]]] = {
+    FaultKind.SLOW_GPU: {SeedSet.TUNE: ("factor=1.09", "factor=1.12"), SeedSet.REPORT: ("factor=1.1",)},
+}
+"""The same of jobs of `FLEET_RANKS` or more: a fleet has several slow devices at once, each hardly slower."""
+
+MOST_SLOW_GPUS = 60
+"""Slow devices of a fleet: from one to so many, all of the same fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,19 +204,26 @@ def _layout(
 
 def _trial(kind: str, turn: int, seed: int, seeds: SeedSet, layouts: list[tuple[tuple[str, int], ...]]) -> Trial:
     random = np.random.default_rng(seed)
-    choices = ("",) if kind == HEALTHY else MAGNITUDES.get(FaultKind(kind), {}).get(seeds, ("",))
+    is_fleet = SimulatedJob(layout=dict(layouts[0])).world_size >= FLEET_RANKS
+    choices = ("",) if kind == HEALTHY else _choices(FaultKind(kind), seeds, is_fleet)
     choice = choices[turn % len(choices)]
     layout = _layout(kind, choice, layouts, random)
     job = SimulatedJob(layout=dict(layout))
     looks_at_hangs = kind in HANG_KINDS or kind == FaultKind.LOST_HEARTBEATS or (kind == HEALTHY and turn % 2 == 1)
     is_interleaved = random.random() < INTERLEAVED_SHARE and kind != FaultKind.P2P_CYCLE
-    share = 1.0 if job.world_size >= FLEET_RANKS else ROLLUPS_SHARE
+    share = 1.0 if is_fleet else ROLLUPS_SHARE
     on_rollups = bool(random.random() < share) and not looks_at_hangs
     fault = ""
     if kind != HEALTHY:
         parts = (kind, _place(FaultKind(kind), job, random), choice, _steps(FaultKind(kind), random))
         fault = ":".join(filter(None, parts))
     return Trial(kind, fault, layout, seed, looks_at_hangs, 2 if is_interleaved else 1, on_rollups)
+
+
+def _choices(kind: FaultKind, seeds: SeedSet, is_fleet: bool) -> tuple[str, ...]:
+    """What the faults of a kind say else, by turns."""
+    every = MAGNITUDES.get(kind, {}).get(seeds, ("",))
+    return FLEET_MAGNITUDES.get(kind, {}).get(seeds, every) if is_fleet else every
 
 
 def _steps(kind: FaultKind, random: np.random.Generator) -> str:
@@ -238,4 +253,7 @@ def _place(kind: FaultKind, job: SimulatedJob, random: np.random.Generator) -> s
         allowed = grid.rank[[0, -1]].reshape(-1)
     if kind is FaultKind.P2P_CYCLE:
         allowed = grid.rank[:-1].reshape(-1)
+    if kind is FaultKind.SLOW_GPU and job.world_size >= FLEET_RANKS:
+        count = int(np.rint(np.exp(random.uniform(0.0, np.log(MOST_SLOW_GPUS)))))  # few as often as many
+        return f"rank={','.join(str(rank) for rank in sorted(random.choice(allowed, count, replace=False).tolist()))}"
     return f"rank={int(random.choice(allowed))}"

@@ -62,7 +62,8 @@ def _share(part: int, whole: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a campaign. ``false_alarms`` are healthy trials with at least one accusation."""
+    """The score of a campaign. ``false_alarms`` are healthy trials with at least one accusation, ``false_warnings``
+    those with an early warning."""
 
     ranks: int
     seeds: SeedSet
@@ -72,6 +73,7 @@ class Score:
     kinds: tuple[KindScore, ...]
     healthy_trials: int
     false_alarms: int
+    false_warnings: int = 0
     outcomes: tuple[Outcome, ...] = field(repr=False, default=())
 
     @property
@@ -122,6 +124,7 @@ def add_up(outcomes: Sequence[Outcome], *, ranks: int, seeds: SeedSet, noise: st
         kinds=tuple(one for one in scores if one.trials or one.claims),
         healthy_trials=len(healthy),
         false_alarms=sum(bool(one.comparison.wrong) for one in healthy),
+        false_warnings=sum(one.warnings > 0 for one in healthy),
         outcomes=tuple(outcomes),
     )
 
@@ -160,6 +163,7 @@ def as_json(result: Score) -> dict[str, Any]:
         "kinds": {one.kind: _kind_json(one) for one in result.kinds},
         "healthy_trials": result.healthy_trials,
         "false_alarms_in_healthy": result.false_alarms,
+        "early_warnings_in_healthy": result.false_warnings,
         "failures": [
             {"trial": describe(one.trial), "reason": one.failure} for one in result.outcomes if one.failure is not None
         ],
@@ -182,6 +186,7 @@ def outcomes_json(result: Score) -> list[dict[str, Any]]:
             "wrong": list(one.comparison.wrong),
             "found": one.comparison.found,
             "seconds": round(one.seconds, 2),
+            "warnings": one.warnings,
         }
         for one in result.outcomes
     ]

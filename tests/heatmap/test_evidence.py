@@ -77,10 +77,11 @@ def test_the_ratio_that_is_told_is_the_ratio_of_the_verdict(tmp_path: Path) -> N
         assert culprit.ratio == pytest.approx({1: 1.5, 6: 1.9, 7: 1.9}[culprit.ranks[0]], rel=0.03)
 
 
-def test_findings_beyond_the_list_are_counted(tmp_path: Path) -> None:
+def test_findings_beyond_the_list_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = jittered(3)
     work = meeting(120, 35, lambda rank, step: draw(20.0 * (1.5 if rank % 5 == 0 else 1.0)))
     store = write_spans(tmp_path / "store", work, layout={"dp": 120})
+    monkeypatch.setattr("megascope.heatmap.stragglers.MAX_CULPRITS", 20)
     verdict = find_stragglers(store, store.attempt())
     assert len(verdict.culprits) == 20
     assert any(one.reason == "4 more findings cost less and are not listed" for one in verdict.abstained)

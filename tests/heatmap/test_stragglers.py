@@ -60,12 +60,13 @@ def test_the_json_is_the_contract(slow_store: Store) -> None:
     value = json.loads(json.dumps(to_json(find_stragglers(slow_store, slow_store.attempt())), allow_nan=False))
     assert set(value) == {
         "schema", "run", "attempt", "data_age_s", "verdict", "culprits", "abstained", "slowdown", "m_w", "m_s",
+        "whatif", "warnings",
     }  # fmt: skip
     assert value["schema"] == 1
     assert value["slowdown"] is value["m_w"] is value["m_s"] is None
     assert set(value["culprits"][0]) == {
         "ranks", "hosts", "confidence", "severity", "evidence", "kind", "cause", "segment", "ratio", "steps",
-        "pattern", "lost_share",
+        "pattern", "lost_share", "stage",
     }  # fmt: skip
     assert set(value["culprits"][0]["evidence"][0]) == {"statement", "value", "peers", "table", "sql"}
     assert all(set(one) == {"signal", "reason"} for one in value["abstained"])

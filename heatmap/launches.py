@@ -1,0 +1,91 @@
+"""How far apart the ranks of a group launch a collective: pauses at irregular moments spread the launches out.
+
+The sign of MegaScale (NSDI '24, section 6.3): the spread of reduce-scatter launches grows with the steps while each
+rank collects its garbage at moments of its own, and the last to launch is now this rank, now that one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..collectors.store import Attempt, Store
+from ..collectors.views import literal
+
+PATTERN = "%reduce_scatter%"
+"""Names of the collectives that are looked at; those inside a segment of work (over tp) launch too often to tell."""
+
+MIN_RATIO = 1.5
+"""Median spread of the last steps over that of the first."""
+
+MOST_OFTEN = 0.3
+"""Share of the last launches that one rank of a group may have, where it is not that rank's doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpread:
+    """Median over groups and steps of the spread of launches, early and late, in ms; how often the rank that launches
+    last most often does so; and the SQL for the late one."""
+
+    segment: str
+    early_ms: float
+    late_ms: float
+    most_often_last: float
+    sql: str
+
+    @property
+    def grows(self) -> bool:
+        """Whether the launches of ever other ranks come later and later."""
+        return self.late_ms >= MIN_RATIO * self.early_ms and self.most_often_last <= MOST_OFTEN
+
+
+def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: tuple[int, int]) -> LaunchSpread | None:
+    """Spread of launches in two stretches of steps (first, last); None where no spans of such a collective are kept.
+
+    A launch is the start of the span on the common clock; where hosts cannot be aligned there is none.
+    """
+    name = _segment(store, attempt)
+    if name is None:
+        return None
+    rows = store.query(_spreads(attempt, name, early[0], late[1]))
+    step, spread = rows["step"].to_numpy(), rows["spread_ms"].to_numpy(zero_copy_only=False).astype(float)
+    inside = [(step >= part[0]) & (step <= part[1]) & np.isfinite(spread) for part in (early, late)]
+    if not (inside[0].any() and inside[1].any()):
+        return None
+    sql = f"SELECT median(spread_ms) FROM ({_spreads(attempt, name, *late)})"
+    last = rows["last_rank"].to_numpy()[inside[1]], rows["group"].to_numpy()[inside[1]]
+    early_ms, late_ms = (float(np.median(spread[part])) for part in inside)
+    return LaunchSpread(name, early_ms, late_ms, _most_often(*last), sql)
+
+
+def _segment(store: Store, attempt: Attempt) -> str | None:
+    """The reduce-scatter that is launched least often: that of the gradients."""
+    found = store.query(
+        f"""SELECT segment_name AS name FROM spans
+            WHERE kind = 'collective' AND segment_name ILIKE {literal(PATTERN)} AND "group" IS NOT NULL
+            GROUP BY segment_name ORDER BY count(*), segment_name LIMIT 1""",
+        attempt=attempt,
+    )["name"].to_pylist()
+    return str(found[0]) if found else None
+
+
+def _spreads(attempt: Attempt, name: str, first: int, last: int) -> str:
+    """Spread of the first launch of a step in each group of several ranks, and who launched last."""
+    return (
+        f'SELECT step, "group", (max(began) - min(began)) / 1e6 AS spread_ms, arg_max(rank, began) AS last_rank FROM ('
+        f'SELECT step, "group", rank, min(start_ns) AS began FROM events_aligned e '
+        f"JOIN segments s USING (run, attempt, segment) WHERE e.run = {literal(attempt.run)} "
+        f"AND e.attempt = {attempt.attempt} AND s.name = {literal(name)} AND step BETWEEN {first} AND {last} "
+        f'GROUP BY ALL) GROUP BY step, "group" HAVING count(*) > 1'
+    )
+
+
+def _most_often(ranks: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> float:
+    """Share of the steps in which the same rank of a group launches last, in the median group."""
+    shares = []
+    for group in np.unique(groups):
+        own = np.unique(ranks[groups == group], return_counts=True)[1]
+        shares.append(own.max() / own.sum())
+    return float(np.median(shares))

@@ -1,0 +1,126 @@
+"""Trouble that comes back: rows with several bursts, or several stalls, where the rows beside them have none.
+
+How often the others have one by chance is the yardstick, so that a few are enough where nobody else has any, and many
+are not where everybody does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from .detect import BoolArray, Noise, Raised
+from .peers import FloatArray, IntArray
+from .verdict import Pattern
+
+BURST_STEPS = 3
+"""Steps in a row that make a burst: noise of single steps does not last."""
+
+MIN_BURSTS, MIN_STALLS = 2, 3
+
+BURST_RATIO = 1.2
+GAP_RATIO = 1.15
+STALL_RATIO, STALL_SHARE = 3.0, 0.05
+"""A stall takes so many times the peers' time, and so large a share of a step beyond it."""
+
+CHANCE = 0.01
+"""How often in all rows together so many may come up by chance."""
+
+FEWEST_ROWS = 12
+QUIET_SHARE = 0.9
+"""Of the rows, those with the fewest: they tell what is usual, whatever the others have."""
+
+
+def find_recurring(
+    logs: FloatArray, own_ms: FloatArray, peers_ms: FloatArray, noise: Noise, step_ms: FloatArray
+) -> list[Raised]:
+    """Rows with more bursts or stalls than chance gives them: log-ratios, own and peers' time a step [R, S].
+
+    ``step_ms`` [S] are the step times.
+    """
+    if len(logs) < FEWEST_ROWS:
+        return []
+    finite = np.isfinite(logs)
+    hits = finite & (logs > max(math.log(BURST_RATIO), 3 * noise.step))
+    lasting = _lasting(hits)
+    found = {row: _raised(row, lasting[row], logs, z) for row, z in _beyond_chance(_runs(lasting), MIN_BURSTS)}
+    usual = float(np.nanmedian(step_ms)) if np.isfinite(step_ms).any() else math.inf
+    stalls = finite & (own_ms >= STALL_RATIO * peers_ms) & (own_ms - peers_ms >= STALL_SHARE * usual)
+    for row, z in _beyond_chance(_runs(stalls), MIN_STALLS):
+        found.setdefault(row, _raised(row, stalls[row], logs, z))
+    return [found[row] for row in sorted(found)]
+
+
+def with_gaps(one: Raised, logs: FloatArray, noise: Noise) -> Raised:
+    """A raised stretch as one that comes and goes, if quiet steps lie between bursts of it: one row of logs [S].
+
+    Only where single steps are sure: an effect of `GAP_RATIO` and six times their noise.
+    """
+    if one.effect < max(math.log(GAP_RATIO), 6 * noise.step) or one.pattern == Pattern.INTERMITTENT:
+        return one
+    inside = logs[one.first : one.last + 1]
+    inside = inside[np.isfinite(inside)]
+    loud = inside >= one.effect / 2
+    bursts, gaps = (_lasting(flags[None, :]) for flags in (loud, ~loud))
+    if not gaps.any() or _runs(bursts)[0] < MIN_BURSTS:
+        return one
+    length = float(bursts.sum() / _runs(bursts)[0])
+    return replace(one, pattern=Pattern.INTERMITTENT, burst_steps=length)
+
+
+def _lasting(hits: BoolArray) -> BoolArray:
+    """Hits that are one of `BURST_STEPS` in a row, [R, S]."""
+    result = np.zeros_like(hits)
+    if hits.shape[1] < BURST_STEPS:
+        return result
+    starts = np.lib.stride_tricks.sliding_window_view(hits, BURST_STEPS, axis=1).all(axis=2)
+    for shift in range(BURST_STEPS):
+        result[:, shift : shift + starts.shape[1]] |= starts
+    return result
+
+
+def _runs(hits: BoolArray) -> IntArray:
+    """Number of runs of hits in each row, [R]."""
+    begins = hits & ~np.pad(hits, ((0, 0), (1, 0)))[:, :-1]
+    counts: IntArray = begins.sum(axis=1)
+    return counts
+
+
+def _beyond_chance(counts: IntArray, least: int) -> list[tuple[int, float]]:
+    """Rows with at least so many, if chance would not give it to any of them, and how sure that is, as a z.
+
+    What chance gives is Poisson about the mean of the quiet rows, plus half of one that might have been.
+    """
+    candidates = np.flatnonzero(counts >= least)
+    if not len(candidates):
+        return []
+    quiet = np.sort(counts)[: max(int(QUIET_SHARE * len(counts)), 1)]
+    mean = (float(quiet.sum()) + 0.5) / len(quiet)
+    result = []
+    for row in candidates.tolist():
+        tail = _poisson_tail(int(counts[row]), mean)
+        if tail * len(counts) <= CHANCE:
+            result.append((row, math.sqrt(-2 * math.log(max(tail, 1e-300)))))
+    return result
+
+
+def _poisson_tail(least: int, mean: float) -> float:
+    """Probability of at least so many events where ``mean`` are expected."""
+    term = math.exp(-mean + least * math.log(mean) - math.lgamma(least + 1))
+    total, count = 0.0, least
+    while term > 1e-12 * total and count < least + 1000:
+        total += term
+        count += 1
+        term *= mean / count
+    return min(total, 1.0)
+
+
+def _raised(row: int, hits: BoolArray, logs: FloatArray, z: float) -> Raised:
+    at = np.flatnonzero(hits)
+    first, last = int(at[0]), int(at[-1])
+    runs = int(_runs(hits[None, :])[0])
+    share = len(at) / (last - first + 1)
+    effect = float(np.median(logs[row, at]))
+    return Raised(row, first, last, effect, z, share, Pattern.INTERMITTENT, burst_steps=len(at) / runs)

@@ -1,0 +1,55 @@
+"""Launches that spread out by turns are the sign of garbage collection; those of one late rank are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megascope.collectors.store import Store
+from megascope.heatmap.launches import launch_spread
+from megascope.heatmap.stragglers import find_stragglers
+from megascope.heatmap.verdict import Cause
+from megascope.score_runs import SPANS
+from megascope.score_trials import Trial
+from megascope.trainer.simulator.faults import parse_fault
+from megascope.trainer.simulator.noise import MeasuredNoise
+from megascope.trainer.simulator.writing import simulate
+
+LAYOUT = (("pp", 2), ("dp", 8), ("tp", 1))
+FIRST, LAST = (2, 34), (67, 99)
+
+
+def simulated(root: Path, *faults: str) -> Store:
+    job = replace(Trial("", "", LAYOUT, 11, looks_at_hangs=False).job(), noise=MeasuredNoise())
+    simulate(job, root, replace(SPANS, clock_offsets=True), faults=[parse_fault(fault) for fault in faults])
+    return Store(root)
+
+
+def test_a_drift_of_collections_spreads_the_launches_out_more_and_more(tmp_path: Path) -> None:
+    with simulated(tmp_path / "store", "gc-drift:growth_ms=200:every=5") as store:
+        [culprit] = find_stragglers(store, store.attempt()).culprits
+        assert (culprit.cause, culprit.ranks) == (Cause.GC_DRIFT, ())
+        [_, launches] = culprit.evidence
+        assert launches.statement.startswith("launches of dp_reduce_scatter lie ")
+        assert launches.value is not None
+        assert launches.peers is not None
+        assert launches.value > 1.5 * launches.peers
+        assert store.query(launches.sql).column(0)[0].as_py() == pytest.approx(launches.value)
+
+
+@pytest.mark.parametrize("faults", [(), ("slow-gpu:rank=3:factor=1.5:steps=50-",)])
+def test_a_healthy_job_and_one_late_rank_are_no_such_sign(tmp_path: Path, faults: tuple[str, ...]) -> None:
+    with simulated(tmp_path / "store", *faults) as store:
+        found = launch_spread(store, store.attempt(), FIRST, LAST)
+        assert found is not None
+        assert not found.grows
+        assert (found.late_ms > 2 * found.early_ms) == bool(faults)
+
+
+def test_hosts_whose_clocks_are_not_known_tell_nothing(tmp_path: Path) -> None:
+    job = replace(Trial("", "", LAYOUT, 11, looks_at_hangs=False).job(), steps=10)
+    simulate(job, tmp_path / "store", SPANS)
+    with Store(tmp_path / "store") as store:
+        assert launch_spread(store, store.attempt(), (0, 4), (5, 9)) is None
