@@ -27,6 +27,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support.page_checks import chromium, visit, wait_judged, wait_painted
 from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
 
+from .pages_fleet import measure_fleet, write_fleet_store
+from .pages_timeline import LARGE, measure_timeline
+
 JOB = SyntheticJob(layout={"pp": 8, "dp": 8, "tp": 8}, steps=100, microbatches=12, slow=Slow(197, 1.3, 40))
 QUERY = (
     "SELECT segment_name, count(*) AS spans, sum(self_ns) / 1e9 AS self_s FROM spans GROUP BY ALL ORDER BY self_s DESC"
@@ -130,6 +133,12 @@ def main(arguments: list[str] | None = None) -> None:
                 pages[name] = {key: round(statistics.median(one[key] for one in warm), 1) for key in warm[0]}
                 pages[name]["first_paint_cold_ms"] = round(cold["first_paint_ms"], 1)
                 pages[name]["first_paint_worst_ms"] = round(max(one["first_paint_ms"] for one in warm), 1)
+        write_fleet_store(Path(folder) / "fleet")
+        with chromium() as browser, server_process(Path(folder) / "fleet") as url:
+            pages["heatmap_fleet"] = measure_fleet(browser, url, visits)
+        write_synthetic_store(Path(folder) / "large", LARGE)
+        with chromium() as browser, server_process(Path(folder) / "large") as url:
+            pages["timeline"] |= measure_timeline(browser, url, visits)
     report("pages", {"ranks": 512, "steps": JOB.steps, "visits": visits, **pages})
 
 

@@ -18,10 +18,14 @@ from ..collectors.store import Attempt
 from ..collectors.timeline import export_chrome
 from ..profiler.errors import MegascopeError, UsageError
 from .curves import curve_panels
-from .heat_data import heat_payload
+from .heat_export import heat_csv
+from .heat_payload import heat_payload
+from .perfetto import add_perfetto
 from .scene_data import scene_payload
+from .security import is_loopback
 from .span_choice import choose_spans
-from .span_data import spans_payload
+from .span_data import links_payload, spans_payload
+from .span_outline import outline_payload
 from .view import View, parse_view
 from .workbench import Workbench
 
@@ -44,10 +48,14 @@ def add_endpoints(server: Flask, bench: Workbench) -> None:
         "curves": (_curves, "application/json"),
         "heatmap": (heat_payload, "application/octet-stream"),
         "spans": (spans_payload, "application/octet-stream"),
+        "links": (links_payload, "application/octet-stream"),
+        "outline": (outline_payload, "application/octet-stream"),
         "scene": (scene_payload, "application/json"),
     }.items():
         server.add_url_rule(f"/data/{name}", name, _data_route(bench, build, kind))
+    add_perfetto(server)
     server.add_url_rule("/export/sql.csv", "export_sql", _guarded(lambda: _export_sql(bench)))
+    server.add_url_rule("/export/heatmap.csv", "export_heatmap", _guarded(lambda: _export_heatmap(bench)))
     server.add_url_rule("/export/timeline.json", "export_timeline", _guarded(lambda: _export_timeline(bench)))
 
 
@@ -70,7 +78,12 @@ def _data_route(bench: Workbench, build: Builder, kind: str) -> Callable[[], Res
 
 
 def _squeeze(answer: Response) -> None:
-    """Compress a large answer for who takes that: the 3D scene of 12,288 ranks becomes a twelfth in 35 ms."""
+    """Compress a large answer for who takes that: the 3D scene of 12,288 ranks becomes a twelfth in 35 ms.
+
+    Arrays become little smaller, and on this machine their way is shorter than the time that takes.
+    """
+    if answer.mimetype == "application/octet-stream" and is_loopback(request.remote_addr or ""):
+        return
     body = answer.get_data()
     if len(body) < SQUEEZED_FROM_BYTES or not request.accept_encodings.quality("gzip"):
         return
@@ -117,6 +130,14 @@ def _export_sql(bench: Workbench) -> Response:
     answer = Response(text.getvalue(), content_type="text/csv; charset=utf-8")
     answer.headers["Content-Disposition"] = 'attachment; filename="query.csv"'
     answer.headers["X-Truncated"] = "yes" if result.truncated else "no"
+    return answer
+
+
+def _export_heatmap(bench: Workbench) -> Response:
+    """The shown cells as CSV; what is missing is an empty field."""
+    view = _view()
+    answer = Response(heat_csv(bench, bench.attempt(view), view), content_type="text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = 'attachment; filename="heatmap.csv"'
     return answer
 
 

@@ -71,6 +71,7 @@ def keep_at_home(app: dash.Dash) -> None:
             "img-src 'self' data: blob:",
             "font-src 'self'",
             "connect-src 'self'",
+            "frame-src 'self'",
             "form-action 'self'",
             "base-uri 'none'",
             "frame-ancestors 'none'",
@@ -81,7 +82,7 @@ def keep_at_home(app: dash.Dash) -> None:
 
     @server.after_request
     def add(response: Response) -> Response:
-        response.headers["Content-Security-Policy"] = policy
+        response.headers.setdefault("Content-Security-Policy", policy)
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "same-origin"
         return response

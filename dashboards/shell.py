@@ -12,8 +12,10 @@ from .workbench import Workbench
 
 TICK_MS = 2000
 PENDING_TICK_MS = 400
-_OF_AN_ATTEMPT = ("steps", "zoom", "t", "moment")
+_OF_AN_ATTEMPT = ("steps", "since", "until", "zoom", "t", "moment")
 """Parameters that mean nothing in another attempt."""
+_OF_A_RANK = ("/timeline", "/3d")
+"""Pages that show one rank among the others."""
 
 
 def app_layout() -> Component:
@@ -40,10 +42,15 @@ def app_layout() -> Component:
 
 
 def navigation(pages: dict[str, str], here: str, view: View) -> list[Component]:
-    """Links to all pages (path to name) that keep run and attempt."""
+    """Links to all pages (path to name) that keep run and attempt, and the rank where both pages show one."""
     job = view.same_job()
     return [
-        dcc.Link(name, href=job.url(path), className="here" if path == here else "", id=f"nav-{name.lower()}")
+        dcc.Link(
+            name,
+            href=job.url(path, rank=view.rank if path in _OF_A_RANK else None),
+            className="here" if path == here else "",
+            id=f"nav-{name.lower()}",
+        )
         for path, name in pages.items()
     ]
 
@@ -58,7 +65,18 @@ def job_controls(view: View, bench: Workbench, *more: Component) -> Component:
         [
             controls(
                 [select("run", "run", runs, attempt.run)],
-                clears=("attempt", *_OF_AN_ATTEMPT, "segment", "rank", "axis", "ranks", "scroll", "camera"),
+                clears=(
+                    "attempt",
+                    *_OF_AN_ATTEMPT,
+                    "segment",
+                    "order",
+                    "group",
+                    "rank",
+                    "axis",
+                    "ranks",
+                    "scroll",
+                    "camera",
+                ),
             ),
             controls(
                 [select("attempt", "attempt", numbers, str(attempt.attempt))],

@@ -12,6 +12,7 @@ from ..heatmap.peers import Placement
 from ..profiler.errors import MegascopeError, UsageError
 from .curves import ranks_read
 from .heat_data import placement_of
+from .moments import chosen_steps
 from .verdicts import hang_of, peer_axis, stragglers_of
 from .view import View, ranks_text
 from .workbench import Workbench
@@ -20,8 +21,8 @@ NEAREST_RANKS = 64
 """A larger group is shown by so many of its ranks around the chosen one: as many as a screen can be scrolled through.
 Ranks that are named in the address are shown as they are."""
 
-ALONE = "rank"
-"""The choice of axis that shows one rank only."""
+ALONE, EVERYONE = "rank", "all"
+"""The choices of axis that show one rank only, and all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def choose_spans(view: View, bench: Workbench, attempt: Attempt) -> SpanChoice:
     absent = [each for each in (rank, *view.ranks) if each not in known]
     if absent:
         raise UsageError(f"The run has no data of rank {absent[0]}: its ranks are {ranks_text(list(known), 12)}.")
-    steps = view.steps or (whole, whole)
+    steps = chosen_steps(bench, attempt, view) or (whole, whole)
     if steps[0] > last or steps[1] < first:
         raise UsageError(f"The run has no data of step {steps[0]}: its steps are {first} to {last}.")
     axis = view.axis or ("" if view.ranks else peer_axis(attempt) or ALONE)
@@ -76,8 +77,12 @@ def group_of(attempt: Attempt, placement: Placement, axis: str, rank: int) -> tu
     """
     if axis == ALONE:
         return (rank,)
+    if axis == EVERYONE:
+        return tuple(int(each) for each in placement.ranks)
     if axis not in attempt.layout:
-        raise UsageError(f"The mesh has no axis {axis!r}. Choose one of {', '.join([*attempt.layout, ALONE])}.")
+        raise UsageError(
+            f"The mesh has no axis {axis!r}. Choose one of {', '.join([*attempt.layout, EVERYONE, ALONE])}."
+        )
     needed = [each for each, size in attempt.layout.items() if size > 1 or each == axis]
     own = placement.at(np.array([rank], np.int64))[0]
     columns = [placement.coordinates[each] for each in needed if each in placement.coordinates]

@@ -34,10 +34,12 @@ _STUCK = {
 }
 
 
-def stragglers_of(bench: Workbench, attempt: Attempt, *, wait_s: float = FIRST_WAIT_S) -> Latest[StragglerVerdict]:
-    """The newest straggler verdict that is ready."""
-    key = ("stragglers", attempt.run, attempt.attempt)
-    return bench.latest(key, lambda: find_stragglers(bench.store, attempt), wait_s=wait_s)
+def stragglers_of(
+    bench: Workbench, attempt: Attempt, steps: tuple[int, int] | None = None, *, wait_s: float = FIRST_WAIT_S
+) -> Latest[StragglerVerdict]:
+    """The newest straggler verdict that is ready, of all steps or of those from the first to the last given."""
+    key = ("stragglers", attempt.run, attempt.attempt, *(steps or ()))
+    return bench.latest(key, lambda: find_stragglers(bench.store, attempt, steps=steps), wait_s=wait_s)
 
 
 def hang_of(
@@ -58,22 +60,25 @@ class ShownVerdict:
 
 
 def verdict_banners(
-    bench: Workbench, attempt: Attempt, view: View, *, both: bool = False
+    bench: Workbench, attempt: Attempt, view: View, *, both: bool = False, steps: tuple[int, int] | None = None
 ) -> tuple[list[Component], Awaited]:
     """Who is slow and who is stuck, a hang first; and whether one of them is still on its way.
 
-    A page about slowness shows the second only where the job is stuck, unless it wants ``both``.
+    A page about slowness shows the second only where the job is stuck, unless it wants ``both``. Who is slow is judged
+    in the ``steps`` (first, last), if any are given.
     """
-    slow, stuck = straggler_banner(bench, attempt, view), hang_banner(bench, attempt, view)
+    slow, stuck = straggler_banner(bench, attempt, view, steps), hang_banner(bench, attempt, view)
     shown = [slow, stuck] if both else [slow]
     if stuck.tone == "bad":
         shown = [stuck, slow]  # whoever looks slow in a job that is stuck may just have waited
     return [each.banner for each in shown], max(slow.awaited, stuck.awaited)
 
 
-def straggler_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVerdict:
+def straggler_banner(
+    bench: Workbench, attempt: Attempt, view: View, steps: tuple[int, int] | None = None
+) -> ShownVerdict:
     """The straggler verdict in one sentence, with a way to its evidence."""
-    latest = stragglers_of(bench, attempt)
+    latest = stragglers_of(bench, attempt, steps)
     verdict = latest.value
     if verdict is None:
         return _without_value(latest, "Comparing the ranks with their peers ...")
@@ -83,7 +88,8 @@ def straggler_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVer
     if len(verdict.culprits) > 1:
         links.append(dcc.Link("all findings", href=view.same_job().url("/"), className="more"))
     tone, word = _SLOW[verdict.verdict]
-    return ShownVerdict(banner(tone, word, verdict.sentence(), *links), tone, _awaited(latest))
+    within = "" if steps is None else f"In steps {steps[0]} to {steps[1]}: "
+    return ShownVerdict(banner(tone, word, within + verdict.sentence(), *links), tone, _awaited(latest))
 
 
 def hang_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVerdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -14,13 +15,25 @@ METRICS = {
     "duration": "duration (with children and waiting)",
     "exposed": "exposed waiting",
     "count": "number of spans",
+    "p50": "median span (self time)",
+    "p99": "99th percentile of spans (self time)",
 }
 SHOWN = {
     "ratio": "ratio to peers",
     "value": "value",
     "z": "z (distance from peers in their spread)",
 }
+SHAPES = {
+    "steps": "ranks by steps",
+    "hosts": "hosts by GPUs",
+}
+OVER = {
+    "mean": "mean of the steps",
+    "worst": "worst step",
+}
 
+MARKS = ("path", "arrows", "waiting")
+"""What the timeline draws over its spans, and can leave out."""
 
 MOST_RANKS = 4096
 """So many ranks can be named."""
@@ -33,6 +46,10 @@ class View:
     ``steps`` and ``zoom`` are inclusive; ``zoom`` is (first row, last row, first step, last step) of the heatmap,
     ``t`` the seconds from and to that the timeline shows, counted from its first span, ``scroll`` how far down it is
     (pixels); ``camera`` is how the 3D picture is turned (two angles, radians), enlarged and moved (pixels right, down).
+    ``since`` and ``until`` are moments in UTC ns between which the steps began; ``above`` is the ratio to peers from
+    which on cells stand out; ``shape``, ``group`` and ``over`` lay the heatmap out. ``beside`` is what the timeline
+    shows a second time (STEP, ATTEMPT:STEP or ATTEMPT:STEP:RUN); ``rows`` fits its rows to the screen, ``hide`` leaves
+    marks out.
     """
 
     run: str | None = None
@@ -53,6 +70,15 @@ class View:
     t: tuple[float, float] | None = None
     scroll: int | None = None
     camera: tuple[float, ...] | None = None
+    since: int | None = None
+    until: int | None = None
+    shape: str | None = None
+    group: str | None = None
+    over: str | None = None
+    above: float | None = None
+    beside: str | None = None
+    rows: str | None = None
+    hide: str | None = None
 
     def search(self) -> str:
         """The query part of the URL, with its question mark; empty if nothing was chosen."""
@@ -88,9 +114,22 @@ def _written(name: str, value: object) -> str:
         return ""
     if name == "ranks":
         return ranks_text(value) if isinstance(value, tuple) else ""
+    if name in {"since", "until"} and isinstance(value, int):
+        return moment_text(value).replace(" ", "T")
+    if isinstance(value, float):
+        return f"{value:.9g}"
     if isinstance(value, tuple):
         return ":".join(f"{item:.9g}" if isinstance(item, float) else str(item) for item in value)
     return str(value)
+
+
+def moment_text(moment_ns: int | None) -> str:
+    """A moment in UTC as it is written in fields and addresses, to the microsecond where it has such a part."""
+    if moment_ns is None:
+        return ""
+    seconds, rest = divmod(moment_ns, 10**9)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return text + (f".{rest // 1000:06}" if rest else "")
 
 
 def parse_view(search: str | None) -> View:
@@ -151,6 +190,34 @@ def _five(text: str) -> tuple[float, ...]:
     return numbers
 
 
+def _moment(text: str) -> int:
+    moment = datetime.fromisoformat(text.strip().removesuffix("UTC").strip())
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if aware.year < 1970 or aware.year > 2200:
+        raise ValueError
+    return round((aware - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6) * 1000
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 1 <= ratio <= 1000:
+        raise ValueError
+    return ratio
+
+
+def _beside(text: str) -> str:
+    parts = text.split(":", 2)
+    for part in parts[:2]:
+        _whole(part)
+    return text
+
+
+def _hidden(text: str) -> str:
+    if not set(text.split(",")) <= set(MARKS):
+        raise ValueError
+    return text
+
+
 def _ranks(text: str) -> tuple[int, ...]:
     ranks: dict[int, None] = {}
     for part in text.split(","):
@@ -177,7 +244,13 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "segment": (str, "the name of a segment"),
     "metric": (_one_of(METRICS), "one of " + ", ".join(METRICS)),
     "show": (_one_of(SHOWN), "one of " + ", ".join(SHOWN)),
-    "order": (str, "rank, host or an axis"),
+    "order": (str, "rank, worst, host or an axis"),
+    "group": (str, "host or an axis"),
+    "shape": (_one_of(SHAPES), "one of " + ", ".join(SHAPES)),
+    "over": (_one_of(OVER), "one of " + ", ".join(OVER)),
+    "above": (_ratio, "a ratio from 1 on, such as 1.1"),
+    "since": (_moment, "a time in UTC, such as 2026-01-31 14:05"),
+    "until": (_moment, "a time in UTC, such as 2026-01-31 14:05"),
     "steps": (_range, "a step or a range of steps, such as 20:40"),
     "rank": (_whole, "a rank, such as 5"),
     "axis": (str, "an axis of the mesh, or all"),
@@ -186,6 +259,9 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "moment": (_whole, "a moment in UTC nanoseconds"),
     "around": (str, "all or involved"),
     "q": (str, "an SQL query"),
+    "beside": (_beside, "STEP, ATTEMPT:STEP or ATTEMPT:STEP:RUN"),
+    "rows": (_one_of({"fit": ""}), "fit"),
+    "hide": (_hidden, "some of " + ", ".join(MARKS)),
     "zoom": (_four, "four whole numbers, first and last row and step, such as 0:63:20:40"),
     "t": (_seconds, "two numbers of seconds, such as 0.5:1.25"),
     "scroll": (_whole, "a whole number of pixels"),

@@ -39,27 +39,34 @@
     sync() {
       const { source, marks } = this.element.dataset;
       if (this.widget.mark && marks !== this.marks) this.widget.mark(JSON.parse((this.marks = marks) || "[]"));
-      if (source && source !== this.source) this.load((this.source = source));
+      if (!source || source === this.source) return;
+      this.source = source;
+      // Only newer data are wanted, and the last answer is still on its way: a slow question is not asked twice.
+      if (this.asked && sameQuestion(source, this.asked)) return;
+      this.load(source);
     }
     async load(source) {
       if (this.abort) this.abort.abort();
       this.abort = new AbortController();
+      this.asked = source;
       if (!this.element.dataset.painted) this.say("Loading ...");
       try {
         const answer = await fetch(source, { signal: this.abort.signal });
         if (!answer.ok) throw new Error(await sentenceOf(answer));
         const payload = this.widget.text ? await answer.json() : M.unpack(await answer.arrayBuffer());
-        if (source !== this.source) return;
+        if (source !== this.asked) return;
         this.say("");
         this.widget.show(payload);
         this.redraw();
         this.element.dataset.painted = this.painted = source;
       } catch (problem) {
-        if (problem.name === "AbortError" || source !== this.source) return;
+        if (problem.name === "AbortError" || source !== this.asked) return;
         const lost = problem instanceof TypeError;
         this.say(lost ? "The server does not answer. It may have ended: start `megascope serve` again." : problem.message);
         this.element.dataset.failed = source;
       }
+      this.asked = null;
+      if (source !== this.source) this.load(this.source);
     }
     redraw() {
       if (this.widget.ready() && this.element.clientWidth > 0) this.widget.draw();
@@ -74,6 +81,10 @@
       if (this.widget.end) this.widget.end();
     }
   }
+
+  // Whether two sources differ at most in the version of the data that they are of.
+  const sameQuestion = (one, other) => versionless(one) === versionless(other);
+  const versionless = (source) => source.replace(/&(v|verdict)=[^&]*/g, "");
 
   async function sentenceOf(answer) {
     const text = await answer.text();

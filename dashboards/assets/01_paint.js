@@ -121,6 +121,11 @@
     if (size >= 1e3) return (ns / 1e3).toFixed(2) + " us";
     return Math.round(ns) + " ns";
   };
+  // A moment, UTC ns as text or a number, in words; null for none.
+  M.moment = (ns) => {
+    if (ns === null || ns === undefined) return null;
+    return new Date(Number(BigInt(ns) / 1000000n)).toISOString().replace("T", " ").replace("Z", " UTC");
+  };
   M.bytes = (count) => {
     if (count === null || Number.isNaN(count)) return null;
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];

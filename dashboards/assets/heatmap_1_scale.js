@@ -8,6 +8,10 @@
   const DARK = { cold: [77, 160, 232], hot: [255, 140, 40], hottest: [255, 225, 130] };
   const CIVIDIS = [[0, 32, 77], [60, 77, 110], [124, 123, 120], [187, 175, 113], [255, 233, 69]];
 
+  // A colour as a 32-bit pixel, and back.
+  M.pixel = (text) => rgb(text).reduce((pixel, part, at) => pixel | (part << (8 * at)), 0xff000000) >>> 0;
+  M.hex = (pixel) => "#" + [0, 8, 16].map((shift) => ((pixel >> shift) & 255).toString(16).padStart(2, "0")).join("");
+
   const rgb = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   function blend(stops, at) {
     const place = Math.min(0.999999, Math.max(0, at)) * (stops.length - 1);

@@ -1,9 +1,10 @@
-// The heatmap's drawing: cells, axes, the culprits' frames, the scale. Where rows or steps exceed pixels, each pixel
-// shows its hottest cell.
+// The heatmap's drawing: cells, culprits' frames, the scale. Where cells exceed pixels, each pixel shows its hottest cell.
+// The axes of ranks by steps are in heatmap_3_steps.js, those of hosts by GPUs in heatmap_4_hosts.js.
 "use strict";
 (function () {
   const M = window.megascope;
-  const LEFT = 92, TOP = 8, BOTTOM = 34, RIGHT = 86;
+  const LEFT = 98, TOP = 8, BOTTOM = 34, RIGHT = 86;
+  const GAP = -2, NOTHING = -1;
 
   class HeatmapPainter {
     draw() {
@@ -12,99 +13,97 @@
       this.plot = { x: LEFT, y: TOP, width: width - LEFT - RIGHT, height: height - TOP - BOTTOM };
       this.bin();
       const { x, y } = this.plot;
-      context.fillStyle = M.hatch(context);
-      context.fillRect(x, y, this.plot.width, this.plot.height);
+      const [picture, missing] = this.pictures();
       context.imageSmoothingEnabled = false;
-      context.drawImage(this.picture(), x, y, this.plot.width, this.plot.height);
-      this.drawAxes(context);
+      if (missing) { // the hatch keeps its size, whatever the size of the cells that it fills
+        const layer = document.createElement("canvas"), pen = M.fit(layer, this.plot.width, this.plot.height);
+        pen.imageSmoothingEnabled = false;
+        pen.drawImage(missing, 0, 0, this.plot.width, this.plot.height);
+        pen.globalCompositeOperation = "source-in";
+        pen.fillStyle = M.hatch(pen);
+        pen.fillRect(0, 0, this.plot.width, this.plot.height);
+        context.drawImage(layer, x, y, this.plot.width, this.plot.height);
+      }
+      context.drawImage(picture, x, y, this.plot.width, this.plot.height);
+      this.drawTexts(context);
+      this.look.drawAxes(context);
       this.drawMarks(context);
       this.drawScale(context, x + this.plot.width + 12, y);
     }
+    passes(cell) {
+      return this.above === null || this.arrays.ratio[cell] >= this.above;
+    }
     bin() {
-      // Each picture element takes the largest value of its cells; `winner` remembers which cell that was.
-      const { r0, r1, c0, c1 } = this.window;
+      // Each picture element takes the largest value of its cells, of those from the threshold on if there are any;
+      // `winner` remembers which cell that was.
+      const { r0, r1, c0, c1 } = this.window, { at } = this.arrays;
       const density = window.devicePixelRatio || 1;
       const ny = Math.min(r1 - r0, Math.max(1, Math.floor(this.plot.height * density)));
       const nx = Math.min(c1 - c0, Math.max(1, Math.floor(this.plot.width * density)));
-      const winner = new Int32Array(nx * ny).fill(-1);
+      const winner = new Int32Array(nx * ny).fill(at ? GAP : NOTHING);
       for (let row = r0; row < r1; row++) {
         const py = Math.floor(((row - r0) * ny) / (r1 - r0));
         for (let column = c0; column < c1; column++) {
           const cell = row * this.columns + column;
-          const value = this.shown[cell];
-          if (Number.isNaN(value)) continue;
           const pixel = py * nx + Math.floor(((column - c0) * nx) / (c1 - c0));
-          if (winner[pixel] < 0 || value > this.shown[winner[pixel]]) winner[pixel] = cell;
+          if (at && at[cell] < 0) continue;
+          const value = this.shown[cell], old = winner[pixel];
+          if (Number.isNaN(value)) {
+            if (old === GAP) winner[pixel] = NOTHING;
+          } else if (old < 0 || this.isHotter(cell, old)) winner[pixel] = cell;
         }
       }
       this.binned = { nx, ny, winner };
     }
+    isHotter(cell, old) {
+      if (this.above !== null) {
+        const one = this.passes(cell), other = this.passes(old);
+        if (one !== other) return one;
+      }
+      return this.shown[cell] > this.shown[old];
+    }
     colourAt(value) {
       return Math.max(0, Math.min(255, Math.round(this.scale.at(value) * 255)));
     }
-    picture() {
+    // The cells as a picture of one element each, and another of where something is missing (null: nowhere).
+    pictures() {
       const { nx, ny, winner } = this.binned;
-      const picture = document.createElement("canvas");
-      picture.width = nx;
-      picture.height = ny;
-      const pen = picture.getContext("2d");
-      const image = pen.createImageData(nx, ny);
-      const pixels = new Uint32Array(image.data.buffer);
-      const colours = M.heatColours(this.scale.diverging);
+      const [pen, image, pixels] = blank(nx, ny), [shade, holes, dots] = blank(nx, ny);
+      const colours = M.heatColours(this.scale.diverging), quiet = M.pixel(M.colour("grid"));
+      let missing = false;
       for (let at = 0; at < pixels.length; at++) {
-        if (winner[at] >= 0) pixels[at] = colours[this.colourAt(this.shown[winner[at]])];
+        const cell = winner[at];
+        if (cell >= 0) pixels[at] = this.passes(cell) ? colours[this.colourAt(this.shown[cell])] : quiet;
+        else if (cell === NOTHING) missing = Boolean((dots[at] = 0xff000000));
       }
       pen.putImageData(image, 0, 0);
-      return picture;
+      shade.putImageData(holes, 0, 0);
+      return [pen.canvas, missing ? shade.canvas : null];
     }
-    drawAxes(context) {
-      const { x, y, width, height } = this.plot, { r0, r1, c0, c1 } = this.window;
-      context.fillStyle = M.colour("quiet");
-      context.textBaseline = "middle";
-      context.textAlign = "right";
-      const every = Math.max(1, Math.ceil(((r1 - r0) * 15) / height));
-      const culprits = new Map(this.marks.flatMap((mark) => mark.ranks.map((rank) => [this.rowOf(rank), rank])));
-      const middle = (row) => y + ((row - r0 + 0.5) * height) / (r1 - r0);
-      for (let row = r0; row < r1; row += every) {
-        if (!this.nearCulprit(row, every, culprits)) context.fillText("rank " + this.rankAt(row), x - 8, middle(row));
-      }
-      this.drawCulpritLabels(context, [...culprits].filter(([row]) => row >= r0 && row < r1), middle);
-      context.strokeStyle = M.colour("ink");
-      context.globalAlpha = 0.55;
-      for (const [, start] of this.meta.sections) {
-        const first = Math.floor(start / this.bin_size[0]);
-        if (first <= r0 || first >= r1) continue;
-        const line = Math.round(y + ((first - r0) * height) / (r1 - r0)) + 0.5;
-        context.strokeRect(x, line, width, 0);
-      }
-      context.globalAlpha = 1;
+    // Numbers in the cells, where few enough are in view.
+    drawTexts(context) {
+      const { r0, r1, c0, c1 } = this.window, { x, y, width, height } = this.plot;
+      const wide = width / (c1 - c0), high = height / (r1 - r0);
+      if (wide < 44 || high < 16) return;
+      const colours = M.heatColours(this.scale.diverging), { at } = this.arrays;
       context.textAlign = "center";
-      context.textBaseline = "top";
-      const step = Math.max(1, Math.ceil(((c1 - c0) * 46) / width));
-      for (let column = c0; column < c1; column += step) {
-        context.fillText(this.stepAt(column), x + ((column - c0 + 0.5) * width) / (c1 - c0), y + height + 4);
+      context.textBaseline = "middle";
+      for (let cell = r0 * this.columns; cell < r1 * this.columns; cell++) {
+        const row = Math.floor(cell / this.columns), column = cell % this.columns, value = this.shown[cell];
+        if (column < c0 || column >= c1 || (at && at[cell] < 0)) continue;
+        const missing = Number.isNaN(value), ratio = this.meta.show === "ratio";
+        if (!missing && !this.passes(cell)) continue;
+        const text = missing ? "no data" : ratio ? value.toFixed(2) + "x" : M.number(value, 3);
+        const lines = this.look.texts(cell, text, high), left = x + (column - c0 + 0.5) * wide;
+        const middle = y + (row - r0 + 0.5) * high - (lines.length - 1) * 7;
+        if (missing) {
+          const size = Math.max(...lines.map((line) => context.measureText(line).width)) + 8;
+          context.fillStyle = M.colour("surface");
+          context.fillRect(left - size / 2, middle - 8, size, 14 * lines.length + 2);
+        }
+        context.fillStyle = missing ? M.colour("ink") : M.inkOn(M.hex(colours[this.colourAt(value)]));
+        lines.forEach((line, place) => context.fillText(line, left, middle + place * 14, wide - 4));
       }
-      context.fillText("step", x + width / 2, y + height + 19);
-    }
-    nearCulprit(row, every, culprits) {
-      for (let near = row - every + 1; near < row + every; near++) if (culprits.has(near)) return true;
-      return false;
-    }
-    // Labels of [row, rank]; of several that would lie on each other, the first says how many more there are.
-    drawCulpritLabels(context, culprits, middle) {
-      this.labels = [];
-      for (const [row, rank] of culprits.sort(([one], [other]) => one - other)) {
-        const last = this.labels[this.labels.length - 1];
-        if (last && middle(row) - last.at < 14) last.more++;
-        else this.labels.push({ at: middle(row), rank, more: 0 });
-      }
-      context.save();
-      context.fillStyle = M.colour("fault");
-      context.font = "bold 12px " + M.colour("font");
-      for (const { at, rank, more } of this.labels) {
-        context.fillText(more ? `▶ ${rank} +${more}` : "▶ rank " + rank, this.plot.x - 5, at);
-      }
-      context.restore();
     }
     drawMarks(context) {
       const { x, y, width, height } = this.plot, { r0, r1, c0, c1 } = this.window;
@@ -114,25 +113,18 @@
       context.clip();
       context.strokeStyle = M.colour("select");
       context.lineWidth = 1.5;
-      for (const mark of this.marks) {
-        const columns = this.columnsIn(mark.steps[0], mark.steps[1]);
-        if (!columns.length) continue;
-        const left = x + ((columns[0] - c0) * width) / (c1 - c0);
-        const right = x + ((columns[columns.length - 1] + 1 - c0) * width) / (c1 - c0);
-        for (const rank of mark.ranks) {
-          const row = this.rowOf(rank);
-          if (row < 0) continue;
-          const top = y + ((row - r0) * height) / (r1 - r0), size = height / (r1 - r0);
-          context.strokeRect(left, Math.min(top, top + size / 2 - 2.5), right - left, Math.max(5, size));
-        }
+      for (const { row, from, to, least } of this.look.frames()) {
+        const left = x + ((from - c0) * width) / (c1 - c0), right = x + ((to - c0) * width) / (c1 - c0);
+        const top = y + ((row - r0) * height) / (r1 - r0), size = height / (r1 - r0);
+        const high = Math.max(least, size), wide = Math.max(least, right - left);
+        context.strokeRect(Math.min(left, (left + right - wide) / 2), Math.min(top, top + (size - high) / 2), wide, high);
       }
       context.restore();
     }
     drawScale(context, x, y) {
       const height = Math.min(200, this.plot.height - 60), colours = M.heatColours(this.scale.diverging);
       for (let at = 0; at < height; at++) {
-        const colour = colours[Math.round(255 * (1 - at / (height - 1)))];
-        context.fillStyle = `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+        context.fillStyle = M.hex(colours[Math.round(255 * (1 - at / (height - 1)))]);
         context.fillRect(x, y + 18 + at, 14, 1);
       }
       context.fillStyle = M.colour("quiet");
@@ -151,7 +143,20 @@
       context.fillRect(x, y + height + 42, 14, 14);
       context.fillStyle = M.colour("quiet");
       context.fillText("no data", x + 19, y + height + 42);
+      if (this.above === null) return;
+      context.fillText(`< ${M.number(this.above, 4)}x`, x + 19, y + height + 62);
+      context.fillStyle = M.colour("grid");
+      context.fillRect(x, y + height + 62, 14, 14);
+      context.strokeStyle = M.colour("quiet");
+      context.strokeRect(x + 0.5, y + height + 62.5, 13, 13);
     }
+  }
+  function blank(width, height) {
+    const canvas = document.createElement("canvas");
+    canvas.width = width;
+    canvas.height = height;
+    const pen = canvas.getContext("2d"), image = pen.createImageData(width, height);
+    return [pen, image, new Uint32Array(image.data.buffer)];
   }
   M.HeatmapPainter = HeatmapPainter;
 })();

@@ -1,8 +1,8 @@
-// The timeline's drawing: grid, lanes, spans, arrows. What it draws is in timeline_1_model.js.
+// The timeline's drawing: lanes and spans. What it draws is in timeline_1_model.js; labels and marks have own files.
 "use strict";
 (function () {
   const M = window.megascope;
-  const LEFT = 150, AXIS = 34, ROW = 17, LANE_GAP = 3, RANK_GAP = 9;
+  const LEFT = 150, AXIS = 34, ROW = 17, LEAST_ROW = 3;
 
   class TimelinePainter {
     x(time) {
@@ -11,226 +11,234 @@
     time(x) {
       return this.from + ((x - LEFT) / this.plotWidth) * (this.to - this.from);
     }
-
     draw() {
       const width = this.element.clientWidth, height = this.element.clientHeight || 480;
       this.context = M.fit(this.canvas, width, height);
       this.height = height;
       this.plotWidth = width - LEFT - 8;
-      this.layOut();
+      this.readColours();
+      if (this.coarse) this.layOutCoarse();
+      else this.layOut();
+      if (this.seekRank) this.scrollToRank();
       this.scroll = Math.max(0, Math.min(this.scroll, this.contentHeight - (height - AXIS)));
-      this.colours = this.model.meta.segments.map((segment) => M.colour(M.segmentColour(segment)));
-      this.inks = this.colours.map(M.inkOn);
-      this.open = this.model.meta.statuses.indexOf("in flight");
       this.drawGrid();
-      this.context.save();
-      this.context.beginPath();
-      this.context.rect(0, AXIS, width, height - AXIS);
-      this.context.clip();
-      this.drawn = 0;
       this.stepLabels = [];
-      for (const lane of this.model.lanes) this.drawLane(lane);
-      this.drawArrows();
-      this.context.restore();
+      this.drawn = 0;
+      if (this.coarse) this.inPlot(0, () => this.drawCoarse());
+      else this.drawSpans();
       this.drawStepLabels();
       this.drawScrollBar(width);
     }
+    // A view that opens with the chosen rank below its edge starts there.
+    scrollToRank() {
+      this.seekRank = false;
+      const { rank, ranks } = this.model.meta, lane = this.model.lanes.find((each) => each.rank === rank);
+      const top = this.coarse ? ranks.indexOf(rank) * this.coarseRow : lane ? lane.top : 0;
+      if (top > (this.height - AXIS) * 0.7) this.scroll = top - 60;
+    }
+    // Colours are asked for once a theme: a canvas of a hundred thousand spans has no time to ask for each.
+    readColours() {
+      const { model } = this, theme = document.documentElement.dataset.theme;
+      if (this.coloured === model && this.theme === theme) return;
+      [this.coloured, this.theme] = [model, theme];
+      this.ink = Object.fromEntries(
+        ["quiet", "grid", "ink", "line", "surface", "select", "p2p", "collective", "critical", "missing"].map((name) => [name, M.colour(name)]),
+      );
+      this.font = M.colour("font");
+      this.colours = model.meta.segments.map((segment) => M.colour(M.segmentColour(segment)));
+      this.inks = this.colours.map(M.inkOn);
+      this.hatches = this.colours.map((colour) => M.waitingHatch(this.context, colour, this.ink.surface));
+      this.workHatch = M.waitingHatch(this.context, this.ink.quiet, this.ink.surface);
+      this.open = model.meta.statuses.indexOf("in flight");
+    }
+    inPlot(left, paint) {
+      this.context.save();
+      this.context.beginPath();
+      this.context.rect(left, AXIS, this.element.clientWidth - left, this.height - AXIS);
+      this.context.clip();
+      paint();
+      this.context.restore();
+    }
+    // `fit` makes rows so low that all lanes stand on one screen; where they could not be told apart any more, the
+    // lanes of communication are left out.
     layOut() {
-      let top = 4;
-      let rank = null;
-      for (const lane of this.model.lanes) {
-        if (rank !== null && lane.rank !== rank) top += RANK_GAP;
+      const { lanes } = this.model, rows = lanes.reduce((sum, lane) => sum + lane.rows.length, 0);
+      const works = lanes.filter((lane) => lane.first), workRows = works.reduce((sum, lane) => sum + lane.rows.length, 0);
+      const room = this.height - AXIS - 8;
+      const fitting = (count, gaps) => Math.floor(((room - gaps) / Math.max(1, count)) * 2) / 2;
+      const low = this.fit ? fitting(rows, works.length * 4 + lanes.length) : ROW;
+      this.onlyWork = low < LEAST_ROW;
+      this.row = this.onlyWork ? Math.max(LEAST_ROW, Math.min(ROW, fitting(workRows, works.length * 2))) : Math.min(ROW, low);
+      const gap = this.row < ROW ? 1 : 3;
+      this.rankGap = this.onlyWork ? 1 : this.row < ROW ? 4 : 9;
+      let top = 4, rank = null;
+      for (const lane of lanes) {
+        lane.out = this.onlyWork && !lane.first;
+        if (lane.out) {
+          lane.top = lanes[lanes.indexOf(lane) - 1].top;
+          continue;
+        }
+        if (rank !== null && lane.rank !== rank) top += this.rankGap;
         rank = lane.rank;
         lane.top = top;
-        top += lane.rows.length * ROW + LANE_GAP;
+        top += lane.rows.length * this.row + gap;
       }
       this.contentHeight = top + 4;
+      this.labelFree = -Infinity;
     }
-    drawGrid() {
-      const context = this.context;
-      context.fillStyle = M.colour("quiet");
-      context.strokeStyle = M.colour("grid");
-      context.textAlign = "center";
-      context.textBaseline = "middle";
-      const width = this.to - this.from;
-      const [size, unit] = width > 5e9 ? [1e9, " s"] : width > 5e4 ? [1e6, " ms"] : [1e3, " us"];
-      for (const at of M.ticks(this.from, this.to, this.plotWidth / 110)) {
-        const x = Math.round(this.x(at)) + 0.5;
-        context.beginPath();
-        context.moveTo(x, AXIS - 16);
-        context.lineTo(x, this.height);
-        context.stroke();
-        context.fillText(at === 0 ? "0" : M.number(at / size, 7) + unit, x, 10);
-      }
+    drawSpans() {
+      const shown = this.model.lanes.filter((lane) => {
+        const top = AXIS + lane.top - this.scroll;
+        return !lane.out && top + lane.rows.length * this.row >= AXIS - this.rankGap && top <= this.height;
+      });
+      this.labels = [];
+      this.stripes = this.model.meta.segments.map(() => []);
+      this.inPlot(0, () => shown.forEach((lane) => this.drawLaneLabel(lane)));
+      this.inPlot(LEFT, () => {
+        for (const lane of shown) this.drawLane(lane, AXIS + lane.top - this.scroll);
+        this.stripes.forEach((places, segment) => this.fillAll(places, this.hatches[segment]));
+        if (!this.hidden.has("waiting")) this.drawStandstills(shown);
+        for (const label of this.labels) this.label(...label);
+        this.drawMarks();
+      });
     }
-    drawLane(lane) {
-      const top = AXIS + lane.top - this.scroll, size = lane.rows.length * ROW;
-      if (top + size < AXIS || top > this.height) return;
-      const context = this.context, chosen = lane.rank === this.model.meta.rank;
-      context.fillStyle = M.colour(lane.first ? (chosen ? "ink" : "quiet") : "quiet");
-      context.textAlign = "left";
-      context.textBaseline = "middle";
-      if (lane.first) {
-        context.font = (chosen ? "bold " : "") + "12px " + M.colour("font");
-        context.fillText((chosen ? "▶ " : "") + "rank " + lane.rank, 6, top + ROW / 2, 80);
-        context.font = "12px " + M.colour("font");
-        if (size > 28) context.fillText(this.model.meta.places[lane.rank] || "", 6, top + ROW * 1.5, 84);
-        context.strokeStyle = M.colour("line");
-        context.beginPath();
-        context.moveTo(0, Math.round(top - RANK_GAP / 2) + 0.5);
-        context.lineTo(this.element.clientWidth, Math.round(top - RANK_GAP / 2) + 0.5);
-        context.stroke();
-      }
-      context.fillStyle = M.colour("quiet");
-      context.textAlign = "right";
-      context.fillText(lane.label, LEFT - 8, top + ROW / 2, 60);
-      context.save();
-      context.beginPath();
-      context.rect(LEFT, AXIS, this.plotWidth, this.height - AXIS);
-      context.clip();
-      this.drawSteps(lane, top, size);
-      lane.rows.forEach((row, number) => this.drawRow(row, top + number * ROW));
-      context.restore();
+    // Many places of one pattern are one path: filled one by one they would take a hundred times as long.
+    fillAll(places, style) {
+      if (!places.length) return;
+      this.context.fillStyle = style;
+      this.context.beginPath();
+      for (const place of places) this.context.rect(...place);
+      this.context.fill();
     }
-    drawSteps(lane, top, size) {
-      if (!lane.first) return;
-      const context = this.context, labelled = lane === this.model.lanes[0];
-      context.strokeStyle = context.fillStyle = M.colour("quiet");
-      context.textAlign = "left";
-      context.setLineDash([2, 3]);
-      for (const [rank, step, start] of this.model.meta.steps) {
-        if (rank !== lane.rank || start < this.from || start > this.to) continue;
-        const x = Math.round(this.x(start)) + 0.5;
-        context.strokeRect(x, top - 3, 0, size);
-        if (labelled) this.stepLabels.push([step, x]);
-      }
-      context.setLineDash([]);
+    drawLane(lane, top) {
+      this.drawSteps(lane, top, lane.rows.length * this.row);
+      lane.rows.forEach((row, number) => this.drawRow(row, top + number * this.row, lane.waits.length > 0));
     }
-    drawStepLabels() {
-      this.context.fillStyle = M.colour("ink");
-      this.context.textAlign = "left";
-      let free = 0;
-      for (const [step, x] of this.stepLabels) {
-        if (x < free) continue;
-        this.context.fillText("step " + step, x + 2, AXIS - 6);
-        free = x + 56;
-      }
-    }
-    drawRow(row, y) {
-      if (y + ROW < AXIS || y > this.height) return;
-      const { start, duration, segment } = this.model.arrays, context = this.context;
-      const perPixel = this.plotWidth / (this.to - this.from);
-      let covered = -1;
+    drawRow(row, y, onStripes) {
+      const tall = this.row;
+      if (y + tall < AXIS || y > this.height) return;
+      const { start, segment, status } = this.model.arrays, { ends } = this.model, context = this.context;
+      const perPixel = this.plotWidth / (this.to - this.from), searching = this.found !== null;
+      const waiting = this.model.links && !this.hidden.has("waiting") ? this.model.links.waiting : null;
+      const inset = tall > 6 ? 2 : tall > 3 ? 1 : 0, limit = LEFT + this.plotWidth + 2;
+      const top = y + inset / 2, deep = tall - inset;
+      let covered = -1, filled = "", colour = "", fineFrom = 0, fineTo = -1;
+      const fill = (style, from, wide) => {
+        if (style !== filled) context.fillStyle = filled = style;
+        context.fillRect(from, top, wide, deep);
+      };
+      const flush = () => {
+        if (fineTo > fineFrom) fill(colour, fineFrom, fineTo - fineFrom);
+        fineTo = -1;
+      };
       for (let at = this.model.firstIn(row, this.from); at < row.length && start[row[at]] <= this.to; at++) {
         const span = row[at], left = LEFT + (start[span] - this.from) * perPixel;
-        const length = duration[span];
-        const right = Math.max(left + 1, left + (length === length ? length : 0) * perPixel);
+        const right = Math.max(left + 1, LEFT + (ends[span] - this.from) * perPixel);
+        const hit = searching && this.found[span] === 1, own = this.colours[segment[span]];
         // Spans that share one pixel are drawn once, unless a search is to show them.
-        if (right <= covered && !this.found.has(span)) continue;
+        if (right <= covered && !hit) continue;
         covered = Math.ceil(right - 0.5);
-        const dimmed = this.found.size > 0 && !this.found.has(span);
-        context.globalAlpha = dimmed ? 0.18 : 1;
-        context.fillStyle = this.colours[segment[span]];
-        const from = Math.max(left, LEFT - 2), to = Math.min(right, LEFT + this.plotWidth + 2);
-        context.fillRect(from, y + 1, Math.max(1, to - from - (to - from > 3 ? 0.6 : 0)), ROW - 2);
-        if (this.open >= 0 && this.model.arrays.status[span] === this.open) this.drawOpenEnd(from, to, y);
+        const from = left > LEFT - 2 ? left : LEFT - 2, to = right < limit ? right : limit, wide = to - from;
         this.drawn += 1;
-        if (span === this.selected) this.outline(from, y, to - from);
-        if (to - from > 34 && !dimmed) this.label(span, Math.max(from, LEFT), y, to);
+        // Narrow ones of one colour, without a pixel between them, are one rectangle.
+        if (wide < 3 && !searching && span !== this.selected) {
+          if (own !== colour || from > fineTo + 1) {
+            flush();
+            [colour, fineFrom] = [own, from];
+          }
+          fineTo = to;
+          continue;
+        }
+        flush();
+        const dimmed = searching && !hit;
+        if (searching) context.globalAlpha = dimmed ? 0.18 : 1;
+        fill(own, from, Math.max(1, wide - (wide > 3 ? 0.6 : 0)));
+        if (waiting !== null && !dimmed && waiting[span] * perPixel > 1.5) {
+          this.stripes[segment[span]].push([from, top, Math.min(to, left + waiting[span] * perPixel) - from, deep]);
+        }
+        if (this.open >= 0 && status[span] === this.open) this.drawOpenEnd(from, to, y);
+        if (span === this.selected || hit) this.outline(from, y, wide, span === this.selected);
+        if (wide > 34 && !dimmed && tall >= 11) this.labels.push([span, Math.max(from, LEFT), y, to, onStripes]);
       }
+      flush();
       context.globalAlpha = 1;
     }
     // In flight at the last heartbeat: striped, because it has no end yet.
     drawOpenEnd(from, to, y) {
-      const context = this.context;
+      const context = this.context, tall = this.row;
       context.save();
       context.beginPath();
-      context.rect(from, y + 1, to - from, ROW - 2);
+      context.rect(from, y + 1, to - from, tall - 2);
       context.clip();
-      context.strokeStyle = M.colour("surface");
+      context.strokeStyle = this.ink.surface;
       context.globalAlpha = 0.55;
       context.lineWidth = 3;
-      for (let x = from - ROW; x < to; x += 11) {
+      for (let x = from - tall; x < to; x += 11) {
         context.beginPath();
-        context.moveTo(x, y + ROW);
-        context.lineTo(x + ROW, y);
+        context.moveTo(x, y + tall);
+        context.lineTo(x + tall, y);
         context.stroke();
       }
       context.restore();
     }
-    outline(x, y, width) {
-      this.context.strokeStyle = M.colour("select");
-      this.context.lineWidth = 2;
-      this.context.strokeRect(x, y + 1, Math.max(2, width), ROW - 2);
+    outline(x, y, width, isSelected) {
+      this.context.strokeStyle = this.ink.select;
+      this.context.lineWidth = isSelected ? 2 : 1;
+      this.context.strokeRect(x, y + 1, Math.max(2, width), this.row - 2);
       this.context.lineWidth = 1;
     }
-    label(span, from, y, to) {
+    label(span, from, y, to, onStripes) {
       const text = this.model.title(span), context = this.context;
       const room = to - from - 6;
       if (room < 20) return;
       context.save();
       context.beginPath();
-      context.rect(from, y, to - from, ROW);
+      context.rect(from, y, to - from, this.row);
       context.clip();
-      context.fillStyle = this.inks[this.model.arrays.segment[span]];
+      const { segment, status, start } = this.model.arrays, open = status[span] === this.open;
+      const waiting = this.hidden.has("waiting") ? 0 : this.model.waiting(span), solid = this.x(start[span] + waiting);
+      if (waiting > 0 && to - solid > 34 && solid > from) from = solid;
+      context.fillStyle = this.inks[segment[span]];
       context.textAlign = "left";
       context.textBaseline = "middle";
-      context.font = "11px " + M.colour("font");
-      if (this.model.arrays.status[span] === this.open) {
-        const [ink, width] = [context.fillStyle, context.measureText(text).width];
-        context.fillStyle = this.colours[this.model.arrays.segment[span]];
-        context.fillRect(from, y + 1, width + 6, ROW - 2);
-        context.fillStyle = ink;
+      context.font = "11px " + this.font;
+      // On stripes a name is only readable on a ground of its own: pale where it waits, so that waiting stays plain.
+      const isWaiting = waiting > 0 && solid > from + 3;
+      if (onStripes || open || isWaiting) {
+        context.fillStyle = isWaiting ? this.ink.surface : this.colours[segment[span]];
+        context.fillRect(from + 1, y + 2, Math.min(to - from - 1, context.measureText(text).width + 4), this.row - 4);
+        context.fillStyle = isWaiting ? this.ink.ink : this.inks[segment[span]];
       }
-      context.fillText(text, from + 3, y + ROW / 2 + 0.5);
+      context.fillText(text, from + 3, y + this.row / 2 + 0.5);
       context.restore();
-    }
-    drawArrows() {
-      const { start, duration, arrow_from: sends, arrow_to: receives } = this.model.arrays, context = this.context;
-      context.save();
-      context.beginPath();
-      context.rect(LEFT, AXIS, this.plotWidth, this.height - AXIS);
-      context.clip();
-      context.strokeStyle = context.fillStyle = M.colour("p2p");
-      this.arrows = 0;
-      for (let at = 0; at < sends.length && this.arrows < 3000; at++) {
-        const send = sends[at], receive = receives[at];
-        const t0 = start[send], t1 = start[receive] + (duration[receive] || 0);
-        if (Math.max(t0, t1) < this.from || Math.min(t0, t1) > this.to) continue;
-        const hot = this.selected === send || this.selected === receive;
-        context.globalAlpha = hot ? 1 : 0.45;
-        context.lineWidth = hot ? 2 : 1;
-        this.arrow(this.x(t0), this.middle(send), this.x(t1), this.middle(receive));
-        this.arrows += 1;
-      }
-      context.restore();
-    }
-    arrow(x0, y0, x1, y1) {
-      const context = this.context, bend = Math.max(12, Math.abs(x1 - x0) / 2);
-      context.beginPath();
-      context.moveTo(x0, y0);
-      context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
-      context.stroke();
-      context.beginPath();
-      context.moveTo(x1, y1);
-      context.lineTo(x1 - 6, y1 - 3);
-      context.lineTo(x1 - 6, y1 + 3);
-      context.fill();
     }
     middle(span) {
       const lane = this.model.lanes[this.model.arrays.lane[span]];
-      return AXIS + lane.top - this.scroll + (this.model.rowOf[span] + 0.5) * ROW;
-    }
-    drawScrollBar(width) {
-      const room = this.height - AXIS;
-      if (this.contentHeight <= room) return;
-      const size = Math.max(24, (room * room) / this.contentHeight);
-      this.context.fillStyle = M.colour("quiet");
-      this.context.globalAlpha = 0.5;
-      this.context.fillRect(width - 6, AXIS + (this.scroll / (this.contentHeight - room)) * (room - size), 4, size);
-      this.context.globalAlpha = 1;
+      return AXIS + lane.top - this.scroll + ((lane.out ? 0 : this.model.rowOf[span]) + 0.5) * this.row;
     }
   }
   TimelinePainter.SIZES = { LEFT, AXIS, ROW };
   M.TimelinePainter = TimelinePainter;
+
+  // Waiting: stripes of a colour on a pale ground, where work is solid.
+  M.waitingHatch = (context, colour, surface) => {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const pen = tile.getContext("2d");
+    pen.fillStyle = surface;
+    pen.fillRect(0, 0, 6, 6);
+    pen.globalAlpha = 0.18;
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 6, 6);
+    pen.globalAlpha = 0.9;
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1.2;
+    pen.beginPath();
+    for (const shift of [-6, 0, 6]) {
+      pen.moveTo(shift, 6);
+      pen.lineTo(shift + 6, 0);
+    }
+    pen.stroke();
+    return context.createPattern(tile, "repeat");
+  };
 })();

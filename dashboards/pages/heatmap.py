@@ -1,4 +1,4 @@
-"""Heatmap: one segment over ranks and steps, beside the worst ranks and cells; a click opens the timeline."""
+"""Heatmap: one segment over ranks and steps, or hosts and GPUs, beside the worst ranks and cells."""
 
 from __future__ import annotations
 
@@ -9,54 +9,117 @@ from dash.development.base_component import Component
 from ...collectors.store import Attempt
 from ...heatmap.matrix import Matrix
 from ..absence import pruned_texts
-from ..components import Rendered, controls, field, hint, number, select, table, widget
+from ..components import Awaited, Rendered, controls, data, field, hint, number, select, table, widget
 from ..heat_bins import bin_size
 from ..heat_data import (
     SLOW_RATIO,
     HeatChoice,
     choose,
     matrix_of,
-    orders_of,
     placement_of,
     segments_of,
+    slowest_steps,
+    steps_of,
     worst_cells,
     worst_ranks,
 )
+from ..heat_export import heat_sql
+from ..heat_rows import ORDERS, groups_of
+from ..heat_segments import slowest_by_segment
 from ..shell import job_controls
-from ..verdicts import marks_of, peer_axis, stragglers_of, verdict_banners
-from ..view import METRICS, SHOWN, View, ranks_text
+from ..verdicts import FIRST_WAIT_S, marks_of, peer_axis, stragglers_of, verdict_banners
+from ..view import METRICS, OVER, SHAPES, SHOWN, View, moment_text, ranks_text
 from ..workbench import Workbench
 from .page import Page
 
+RANKS_LISTED, CELLS_LISTED, SEGMENTS_LISTED = 6, 3, 3
+"""Rows of the three tables, which stand above the fold at 1280x720."""
+
+_STEPLESS = (
+    " No span belongs to a step: a column is {:.3g} s of the run. Call megascope.step(n) where each step begins, and "
+    "the ranks are compared step by step."
+)
+_TIME = "A time in UTC, such as 2026-01-31 14:05: steps that began {} it"
+
 
 def frame(view: View, bench: Workbench) -> Component:
-    """Run, attempt, segment, metric, what to show, order of the rows, steps and ranks."""
+    """Run, attempt, segment, metric, what to show, layout, order, threshold, steps or times, and ranks."""
     attempt = bench.attempt(view)
     choice = choose(view, bench, attempt)
     segments = {row["segment"]: f"{row['segment']} ({row['kind']})" for row in segments_of(bench, attempt)}
     steps = "" if view.steps is None else f"{view.steps[0]}:{view.steps[1]}"
+    above = "" if view.above is None else f"{view.above:g}"
     own = controls(
         [
             select("segment", "segment", segments, choice.segment),
             select("metric", "measure", METRICS, choice.metric),
             select("show", "colour shows", SHOWN, choice.show),
-            select("order", "rows by", orders_of(attempt), choice.order),
-            field("steps", "steps", steps, placeholder="all", hint="A range such as 20:60"),
+            field("above", "from ratio", above, placeholder="x1.10", hint="A ratio to peers: lower cells are greyed"),
             field("ranks", "ranks", ranks_text(view.ranks), placeholder="all", hint="A list such as 0,5,8-15"),
         ],
         clears=("zoom",),
     )
-    return job_controls(view, bench, own)
+    layout = controls(
+        [
+            select("shape", "picture", SHAPES, choice.shape),
+            *([select("over", "of the steps", OVER, choice.over)] if choice.is_by_hosts else []),
+            select("order", "order", ORDERS, choice.order),
+            select("group", "grouped by", groups_of(attempt), choice.group),
+        ],
+        clears=("zoom",),
+    )
+    between = controls(
+        [field("steps", "steps", steps, placeholder="all", hint="A range such as 20:60, or drag over the picture")],
+        clears=("zoom", "since", "until"),
+    )
+    times = controls(
+        [
+            field("since", "since (UTC)", moment_text(view.since), placeholder="start", hint=_TIME.format("from")),
+            field("until", "until (UTC)", moment_text(view.until), placeholder="now", hint=_TIME.format("before")),
+        ],
+        clears=("zoom", "steps"),
+    )
+    return job_controls(view, bench, own, layout, between, html.Div(times, className="times"))
 
 
 def body(view: View, bench: Workbench) -> Rendered:
     """The canvas, and the tables that say the same in numbers."""
     attempt = bench.attempt(view)
-    banners, awaited = verdict_banners(bench, attempt, view)
-    choice = choose(view, bench, attempt)
+    steps = steps_of(bench, attempt, view)
+    banners, awaited = verdict_banners(bench, attempt, view, steps=steps)
+    choice = choose(view, bench, attempt)  # after the verdict, which it follows
     matrix = matrix_of(bench, attempt, choice)
-    verdict = stragglers_of(bench, attempt, wait_s=0).value
-    source = View(
+    verdict = stragglers_of(bench, attempt, steps, wait_s=0).value
+    shown = _shown(attempt, choice)
+    heat = [
+        _ways_out(view, bench, attempt, choice),
+        widget(
+            "heatmap",
+            f"{shown.url('/data/heatmap')}&v={bench.stamp()}",
+            height=452,
+            marks=marks_of(verdict, choice.segment),
+        ),
+        hint(
+            _coverage(matrix, attempt),
+            "" if choice.parts is None else _STEPLESS.format(choice.parts.length_ns / 1e9),
+            _above(matrix, choice),
+            _bins(matrix, choice),
+        ),
+        hint(
+            "Drag: choose steps (Escape: all), wheel: zoom (Shift: rows only, Alt: steps only), Shift+drag: move, "
+            "double click: whole picture, click: timeline, Shift+click: 3D. Arrow keys, W, S, 0 do the same.",
+        ),
+        *(hint(text) for text in pruned_texts(bench, attempt, ("events", "rank_windows"), (choice.steps or (0, 0))[0])),
+    ]
+    by_segment, more = _by_segment(view, bench, attempt, choice, len(matrix.steps) * matrix.step_width)
+    side = html.Div([*_tables(view, bench, attempt, choice, matrix), *by_segment], className="side")
+    children = html.Div([html.Div(heat), side], className="split")
+    return Rendered(banners, children, max(awaited, more), choice.segment)
+
+
+def _shown(attempt: Attempt, choice: HeatChoice) -> View:
+    """The view of the widget's data and of the export: all that is shown, spelled out."""
+    return View(
         run=attempt.run,
         attempt=attempt.attempt,
         segment=choice.segment,
@@ -65,26 +128,36 @@ def body(view: View, bench: Workbench) -> Rendered:
         order=choice.order,
         steps=choice.steps,
         ranks=choice.ranks,
-    ).url("/data/heatmap")
-    heat = [
-        widget("heatmap", f"{source}&v={bench.stamp()}", height=500, marks=marks_of(verdict, choice.segment)),
-        hint(
-            _coverage(matrix, attempt),
-            _bins(matrix, choice),
-            " Wheel: zoom (Shift: rows only, Alt: steps only), drag: move, double click: all, "
-            "click on a cell: timeline. Arrow keys, W, S, 0 do the same.",
-        ),
-        *(hint(text) for text in pruned_texts(bench, attempt, ("events", "rank_windows"), (choice.steps or (0, 0))[0])),
-    ]
-    side = html.Div(_tables(view, bench, attempt, choice, matrix), className="side")
-    return Rendered(banners, html.Div([html.Div(heat), side], className="split"), awaited, choice.segment)
+        shape=choice.shape,
+        group=choice.group or None,
+        over=choice.over,
+        above=choice.above,
+    )
+
+
+def _ways_out(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice) -> Component:
+    """What is shown in words, a way back to all steps, and CSV, PNG and SQL."""
+    steps = "all steps" if choice.steps is None else f"steps {choice.steps[0]} to {choice.steps[1]}"
+    whole = dcc.Link("all steps", href=view.url("/heatmap", steps=None, since=None, until=None, zoom=None))
+    query = View(run=view.run, attempt=view.attempt, q=heat_sql(bench, attempt, choice)).url("/sql")
+    return html.Div(
+        [
+            html.Span([html.B(choice.segment), f": {METRICS[choice.metric]}, {SHOWN[choice.show]}, {steps}"]),
+            *([] if choice.steps is None else [whole]),
+            html.Span(className="grow"),
+            html.A("CSV", href=_shown(attempt, choice).url("/export/heatmap.csv"), download="", id="heatmap-csv"),
+            html.Button("PNG", **data(action="heatmap-png"), id="heatmap-png", className="quiet"),
+            dcc.Link("SQL", href=query, id="heatmap-sql"),
+        ],
+        className="legend",
+    )
 
 
 def _coverage(matrix: Matrix, attempt: Attempt) -> str:
     seen = int(np.isfinite(matrix.values).any(axis=1).sum())
     of = attempt.world_size or len(matrix.ranks)
     missing = int((~np.isfinite(matrix.values)).sum())
-    text = f"{seen} of {of} ranks have data; {missing:,} of {matrix.values.size:,} cells have none."
+    text = f"{seen:,} of {of:,} ranks have data; {missing:,} of {matrix.values.size:,} cells have none."
     if matrix.step_width > 1:
         text += (
             f" A column is a window of {matrix.step_width} steps, from rollups: spans are too many or not all there."
@@ -92,9 +165,16 @@ def _coverage(matrix: Matrix, attempt: Attempt) -> str:
     return text if seen == of else text + " Absent is not healthy."
 
 
+def _above(matrix: Matrix, choice: HeatChoice) -> str:
+    if choice.above is None:
+        return ""
+    slow = np.nan_to_num(matrix.ratio, nan=0.0) >= choice.above
+    return f" {slow.sum():,} cells of {slow.any(axis=1).sum():,} ranks are at x{choice.above:g} or more."
+
+
 def _bins(matrix: Matrix, choice: HeatChoice) -> str:
     rows = int(np.isin(matrix.ranks, choice.ranks).sum()) if choice.ranks else len(matrix.ranks)
-    high, wide = bin_size(rows, len(matrix.steps))
+    high, wide = (1, 1) if choice.is_by_hosts else bin_size(rows, len(matrix.steps))
     if high == wide == 1:
         return ""
     columns = "" if wide == 1 else f" x {wide} columns"
@@ -102,47 +182,81 @@ def _bins(matrix: Matrix, choice: HeatChoice) -> str:
 
 
 def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix) -> list[Component]:
-    placement = placement_of(bench, attempt)
-    job = View(run=view.run, attempt=view.attempt, axis=peer_axis(attempt))
-
-    def link(rank: int, step: int, text: str) -> Component:
-        return dcc.Link(text, href=job.url("/timeline", rank=rank, steps=(step, step)))
-
+    placement, above = placement_of(bench, attempt), choice.above or SLOW_RATIO
+    unit = "spans" if choice.metric == "count" else "ms"
     ranks = [
         {
-            "rank": link(row["rank"], row["worst_step"], str(row["rank"])),
+            "rank": _timeline(view, attempt, row["rank"], row["worst_step"], str(row["rank"])),
             "host": placement.host_of(row["rank"]),
             "ratio": f"x{row['ratio']:.2f}",
             "slow": f"{row['slow']:.0%}",
-            "worst": link(row["rank"], row["worst_step"], f"x{row['worst_ratio']:.2f} at {row['worst_step']}"),
+            "worst": _timeline(
+                view, attempt, row["rank"], row["worst_step"], f"x{row['worst_ratio']:.2f} at {row['worst_step']}"
+            ),
         }
-        for row in worst_ranks(matrix)
-    ]
-    cells = [
-        {
-            "rank": link(row["rank"], row["step"], f"{row['rank']} at {row['step']}"),
-            "value": number(row["value"]),
-            "peers": number(row["peers"]),
-            "ratio": f"x{row['ratio']:.2f}",
-            "z": number(row["z"], 3),
-        }
-        for row in worst_cells(matrix)
+        for row in worst_ranks(matrix, RANKS_LISTED, above)
     ]
     if not ranks:
-        return [html.H2("No peers"), hint("No rank has peers at this segment, so nothing can be compared.")]
-    unit = "spans" if choice.metric == "count" else "ms"
-    heads = {"rank": "rank", "host": "host", "ratio": "mean", "slow": f"≥x{SLOW_RATIO:.2f}", "worst": "worst step"}
+        return _without_peers(view, attempt, matrix, unit)
+    heads = {"rank": "rank", "host": "host", "ratio": "mean", "slow": f"≥x{above:.2f}", "worst": "worst step"}
+    cells = worst_cells(matrix, CELLS_LISTED)
     return [
         html.H2("Ranks against their peers"),
         table(heads, ranks, numbers=("ratio", "slow", "worst"), name="worst-ranks"),
         html.H2("Worst cells"),
-        table(
-            {"rank": "rank, step", "value": unit, "peers": "peers", "ratio": "ratio", "z": "z"},
-            cells,
-            numbers=("value", "peers", "ratio", "z"),
-            name="worst-cells",
-        ),
+        _cells(view, attempt, cells, {"value": unit, "peers": "peers", "ratio": "ratio", "z": "z"}),
     ]
+
+
+def _without_peers(view: View, attempt: Attempt, matrix: Matrix, unit: str) -> list[Component]:
+    """Nobody does the same work: a rank's steps are compared with its own usual one."""
+    return [
+        html.H2("Slowest steps"),
+        hint("No rank has peers at this segment: each step is compared with the same rank's median step."),
+        _cells(view, attempt, slowest_steps(matrix), {"value": unit, "peers": "median", "ratio": "ratio"}),
+    ]
+
+
+def _cells(view: View, attempt: Attempt, cells: list[dict[str, float]], heads: dict[str, str]) -> Component:
+    rows = []
+    for row in cells:
+        rank, step = int(row["rank"]), int(row["step"])
+        rows.append(
+            {
+                "rank": _timeline(view, attempt, rank, step, f"{rank} at {step}"),
+                **{name: number(row[name]) for name in ("value", "peers")},
+                "ratio": f"x{row['ratio']:.2f}",
+                "z": number(row["z"], 3) if "z" in row else None,
+            }
+        )
+    return table({"rank": "rank, step", **heads}, rows, numbers=tuple(heads), name="worst-cells")
+
+
+def _by_segment(
+    view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, steps: int
+) -> tuple[list[Component], Awaited]:
+    """The segments at which a rank loses the most, each a way to its picture; worked out in the background."""
+    key = ("by segment", attempt.run, attempt.attempt, *(choice.steps or ()))
+    latest = bench.latest(key, lambda: slowest_by_segment(bench.store, attempt, choice.steps), wait_s=FIRST_WAIT_S)
+    awaited = Awaited.NOTHING if not latest.stale else Awaited.NEWER if latest.stamp else Awaited.FIRST
+    rows = [
+        {
+            "segment": dcc.Link(one.segment, href=view.url("/heatmap", segment=one.segment, zoom=None)),
+            "rank": str(one.rank),
+            "ratio": f"x{one.ratio:.2f}",
+            "excess": number(one.excess_ms / max(1, steps), 3),
+        }
+        for one in (latest.value or [])[:SEGMENTS_LISTED]
+    ]
+    if not rows:
+        return [], awaited
+    heads = {"segment": "segment", "rank": "slowest rank", "ratio": "mean", "excess": "ms more a step"}
+    return [html.H2("By segment"), table(heads, rows, numbers=("rank", "ratio", "excess"), name="by-segment")], awaited
+
+
+def _timeline(view: View, attempt: Attempt, rank: int, step: int, text: str) -> Component:
+    job = View(run=view.run, attempt=view.attempt, axis=peer_axis(attempt))
+    return dcc.Link(text, href=job.url("/timeline", rank=rank, steps=(step, step)))
 
 
 PAGE = Page("/heatmap", "Heatmap", frame, body)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
 from megascope.dashboards import heat_bins
 from megascope.dashboards.binary import unpack
 from megascope.dashboards.heat_bins import MOST_CELLS, bin_size, hottest
-from megascope.dashboards.heat_data import choose, heat_payload, matrix_of
+from megascope.dashboards.heat_data import choose, matrix_of
+from megascope.dashboards.heat_payload import heat_payload
 from megascope.dashboards.server import background_server
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
@@ -21,6 +22,7 @@ from support.page_checks import visit
 from support.page_visits import open_heatmap
 
 
+@settings(deadline=None)
 @given(st.integers(1, 110_000), st.integers(1, 110_000))
 def test_what_is_sent_is_bounded(rows: int, columns: int) -> None:
     high, wide = bin_size(rows, columns)
@@ -30,6 +32,7 @@ def test_what_is_sent_is_bounded(rows: int, columns: int) -> None:
     assert wide == 1 or -(-columns // wide) >= 128
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
 def test_every_bin_keeps_its_hottest_cell(rows: int, columns: int, high: int, wide: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -32,7 +32,9 @@ def test_heatmap_opens_on_the_accused_segment_and_marks_the_culprit(slow_visit: 
     assert marks == [{"ranks": [5], "steps": [8, 29]}]
     first_row = page.locator("#worst-ranks tbody tr").first.inner_text().split()
     assert first_row[0] == "5"
-    boxes = [page.locator(selector).bounding_box() for selector in ("#worst-ranks", "#worst-cells", ".banner")]
+    boxes = [
+        page.locator(selector).bounding_box() for selector in ("#worst-ranks", "#worst-cells", "#by-segment", ".banner")
+    ]
     assert all(box is not None and box["y"] + box["height"] <= 720 for box in boxes), "not above the fold"
     slow_visit.check_clean()
 

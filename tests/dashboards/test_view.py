@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.dashboards.view import METRICS, SHOWN, View, parse_view, ranks_text
+from megascope.dashboards.view import METRICS, OVER, SHAPES, SHOWN, View, parse_view, ranks_text
 from megascope.profiler.errors import UsageError
 
 numbers = st.integers(0, 2**40)
 texts = st.text(min_size=1, max_size=40)
 ranges = st.tuples(numbers, numbers).map(lambda pair: (min(pair), max(pair)))
+moments = st.integers(0, 4 * 10**15).map(lambda microseconds: microseconds * 1000)
 
 views = st.builds(
     View,
@@ -32,6 +33,12 @@ views = st.builds(
     scroll=st.none() | numbers,
     camera=st.none() | st.tuples(*[st.integers(-9999, 9999).map(lambda value: value / 1000)] * 5),
     zoom=st.none() | st.tuples(ranges, ranges).map(lambda pair: (*pair[0], *pair[1])),
+    since=st.none() | moments,
+    until=st.none() | moments,
+    shape=st.none() | st.sampled_from(sorted(SHAPES)),
+    group=st.none() | texts,
+    over=st.none() | st.sampled_from(sorted(OVER)),
+    above=st.none() | st.integers(1000, 9999).map(lambda value: value / 1000),
 )
 
 
@@ -42,6 +49,11 @@ def test_a_view_survives_the_address(view: View) -> None:
 
 def test_ranks_may_be_given_as_ranges() -> None:
     assert parse_view("?ranks=0,5,8-10,5").ranks == (0, 5, 8, 9, 10)
+
+
+def test_a_time_without_a_zone_is_utc() -> None:
+    assert parse_view("?since=2026-01-31T14:05").since == 1_769_868_300 * 10**9
+    assert parse_view("?since=2026-01-31 14:05:00 UTC").since == parse_view("?since=2026-01-31T15:05%2B01:00").since
 
 
 def test_many_ranks_are_written_as_ranges() -> None:
@@ -81,6 +93,10 @@ def test_a_link_to_another_page_carries_the_job_only() -> None:
         ("?ranks=0-3000,4000-7000", "4,096 at most"),
         ("?metric=speed", "one of self, duration, exposed, count"),
         ("?attempt=99999999999999999999", "attempt"),
+        ("?since=yesterday", "a time in UTC, such as 2026-01-31 14:05"),
+        ("?above=0.5", "a ratio from 1 on"),
+        ("?above=nan", "a ratio from 1 on"),
+        ("?shape=round", "one of steps, hosts"),
         ("?stepz=3", "'stepz' that no page knows"),
     ],
 )

@@ -1,4 +1,4 @@
-// The heatmap's canvas under a hand: zoom, hover, click, keys. Drawing is in heatmap_2_paint.js.
+// The heatmap's canvas under a hand: zoom, hover, click, brush, keys, picture. Drawing is in heatmap_2_paint.js.
 "use strict";
 (function () {
   const M = window.megascope;
@@ -14,6 +14,17 @@
       this.canvas.addEventListener("mousedown", (event) => this.press(event));
       this.canvas.addEventListener("dblclick", () => this.setZoom(null));
       this.canvas.addEventListener("keydown", (event) => this.key(event));
+      this.brush = element.appendChild(document.createElement("div"));
+      this.brush.className = "brush";
+      this.brush.hidden = true;
+      // Of the whole page: a canvas that moves to a new element loses the focus.
+      const escape = (event) => event.key === "Escape" && !event.target.matches("input, select, textarea") && this.allSteps();
+      document.addEventListener("keydown", escape);
+      const silence = M.onAction("heatmap-png", () => this.save());
+      this.end = () => {
+        document.removeEventListener("keydown", escape);
+        silence();
+      };
     }
     ready() {
       return Boolean(this.meta);
@@ -21,37 +32,17 @@
     show({ meta, arrays }) {
       this.meta = meta;
       this.arrays = arrays;
-      // Of a large matrix each cell is the hottest of a bin of ranks and steps: `row` and `column` tell which one.
-      this.bin_size = meta.bin || [1, 1];
-      this.rows = Math.ceil(meta.ranks.length / this.bin_size[0]);
-      this.columns = Math.ceil(meta.steps.length / this.bin_size[1]);
+      this.look = meta.shape === "hosts" ? new M.HostsByGpus(this) : new M.RanksBySteps(this);
+      [this.rows, this.columns] = this.look.show({ meta, arrays });
       this.shown = arrays[meta.show];
       this.scale = M.heatScale(meta.show, this.shown);
       this.followAddress();
     }
-    // The row or column of a rank's or a step's place in `meta`; and what the first cells of one stand for.
     rowOf(rank) {
-      return Math.floor(this.meta.ranks.indexOf(rank) / this.bin_size[0]);
-    }
-    columnsIn(first, last) {
-      const inside = [];
-      this.meta.steps.forEach((step, at) => {
-        if (step >= first && step <= last) inside.push(Math.floor(at / this.bin_size[1]));
-      });
-      return inside;
-    }
-    rankAt(row) {
-      return this.meta.ranks[row * this.bin_size[0]];
-    }
-    stepAt(column) {
-      return this.meta.steps[column * this.bin_size[1]];
-    }
-    // Where in `meta` the rank and the step of a cell are.
-    placeOf({ row, column, cell, missing }) {
-      if (this.arrays.row && !missing) return [this.arrays.row[cell], this.arrays.column[cell]];
-      return [row * this.bin_size[0], column * this.bin_size[1]];
+      return this.look.rowOf(rank);
     }
     followAddress() {
+      this.above = Number(M.parameter("above")) || null;
       this.window = this.zoomFromUrl();
     }
     mark(marks) {
@@ -65,12 +56,7 @@
     }
     zoomFromUrl() {
       const text = M.parameter("zoom");
-      if (!text) return this.whole();
-      const [row0, row1, step0, step1] = text.split(":").map(Number);
-      const inside = this.columnsIn(step0, step1);
-      const window = { r0: Math.min(row0, this.rows - 1), r1: Math.min(row1 + 1, this.rows) };
-      if (!inside.length) return this.whole();
-      return { ...window, c0: inside[0], c1: inside[inside.length - 1] + 1 };
+      return (text && this.look.zoomFrom(text.split(":").map(Number), this.rows, this.columns)) || this.whole();
     }
     setZoom(window) {
       const whole = this.whole();
@@ -85,12 +71,11 @@
         this.window = { r0, r1, c0, c1 };
       } else this.window = whole;
       const all = ["r0", "r1", "c0", "c1"].every((name) => this.window[name] === whole[name]);
-      const { r0, r1, c0, c1 } = this.window;
       if (!M.parameter("segment")) {
         M.note({ segment: this.meta.segment }); // the page's own choice may change; who has zoomed in stays
         M.announce();
       }
-      M.noteSoon({ zoom: all ? null : [r0, r1 - 1, this.stepAt(c0), this.stepAt(c1 - 1)].join(":") });
+      M.noteSoon({ zoom: all ? null : this.look.zoomText(this.window) });
       this.draw();
     }
 
@@ -103,17 +88,17 @@
       const { r0, r1, c0, c1 } = this.window;
       const row = r0 + Math.floor(((pixelY + 0.5) * (r1 - r0)) / ny), column = c0 + Math.floor(((pixelX + 0.5) * (c1 - c0)) / nx);
       const cell = winner[pixelY * nx + pixelX];
-      if (cell < 0) return { row, column, cell: row * this.columns + column, missing: true };
-      return { row: Math.floor(cell / this.columns), column: cell % this.columns, cell, missing: false };
+      if (cell >= 0) return { row: Math.floor(cell / this.columns), column: cell % this.columns, cell, missing: false };
+      const here = row * this.columns + column;
+      return this.arrays.at && this.arrays.at[here] < 0 ? null : { row, column, cell: here, missing: true };
     }
     hover(event) {
       const found = this.ready() && this.plot && !this.dragging ? this.cellAt(event) : null;
+      this.canvas.style.cursor = found ? "pointer" : "default";
       if (!found) return M.tipOff();
-      const { meta, arrays } = this, [row, column] = this.placeOf(found), rank = meta.ranks[row];
+      const { meta, arrays } = this, [row] = this.look.placeOf(found);
       const packed = meta.bin || this.binned.ny < this.window.r1 - this.window.r0 || this.binned.nx < this.window.c1 - this.window.c0;
-      const step = meta.steps[column];
-      const when = meta.step_width > 1 ? `steps ${step} to ${step + meta.step_width - 1}` : `step ${step}`;
-      const heading = `rank ${rank}, ${when}` + (packed ? " (the hottest here)" : "");
+      const heading = this.look.heading(found, packed);
       const where = [["host", meta.hosts[row]], ["place", meta.places[row]]];
       if (found.missing) return M.tip(event, heading, where, `No ${meta.segment} was recorded here: not the same as zero.`);
       const ratio = arrays.ratio[found.cell];
@@ -122,8 +107,9 @@
         ["peers' median", Number.isNaN(ratio) ? "no peers" : `${M.number(arrays.peers[found.cell])} ${meta.unit}`],
         ["ratio", Number.isNaN(ratio) ? null : M.number(ratio, 3) + "x"],
         ["z", M.number(arrays.z[found.cell], 3)],
+        ...this.look.details(found),
         ...where,
-      ], "Click: this rank, its peers and this step in the timeline");
+      ], "Click: this rank, its peers and this step in the timeline. Shift+click: the rank in 3D");
     }
     wheel(event) {
       if (!this.ready()) return;
@@ -149,33 +135,87 @@
     press(event) {
       if (event.button !== 0 || !this.ready()) return;
       const start = M.place(event, this.canvas), from = { ...this.window };
+      const moves = event.shiftKey || this.meta.shape === "hosts" || this.meta.part_s;
+      let chosen = null;
       const move = (next) => {
         const [px, py] = M.place(next, this.canvas);
         if (!this.dragging && Math.hypot(px - start[0], py - start[1]) < 4) return;
         this.dragging = true;
         M.tipOff();
-        const rows = Math.round(((start[1] - py) * (from.r1 - from.r0)) / this.plot.height);
-        const columns = Math.round(((start[0] - px) * (from.c1 - from.c0)) / this.plot.width);
-        this.setZoom({ r0: from.r0 + rows, r1: from.r1 + rows, c0: from.c0 + columns, c1: from.c1 + columns });
+        if (moves) this.moveBy(from, start[0] - px, start[1] - py);
+        else chosen = this.drawBrush(start[0], px);
       };
       const release = (last) => {
         window.removeEventListener("mousemove", move);
         window.removeEventListener("mouseup", release);
+        this.brush.hidden = true;
         if (!this.dragging) this.open(last);
+        else if (chosen) this.chooseSteps(chosen);
         this.dragging = false;
       };
       window.addEventListener("mousemove", move);
       window.addEventListener("mouseup", release);
     }
+    moveBy(from, x, y) {
+      const rows = Math.round((y * (from.r1 - from.r0)) / this.plot.height);
+      const columns = Math.round((x * (from.c1 - from.c0)) / this.plot.width);
+      this.setZoom({ r0: from.r0 + rows, r1: from.r1 + rows, c0: from.c0 + columns, c1: from.c1 + columns });
+    }
+    // The brush over whole columns between two places; returns the first and the last of them.
+    drawBrush(one, other) {
+      const { c0, c1 } = this.window, { x, y, width, height } = this.plot, wide = width / (c1 - c0);
+      const columns = [Math.min(one, other), Math.max(one, other)].map((at) => {
+        return Math.max(c0, Math.min(c1 - 1, c0 + Math.floor((at - x) / wide)));
+      });
+      const left = x + (columns[0] - c0) * wide, size = (columns[1] - columns[0] + 1) * wide;
+      Object.assign(this.brush.style, { left: left + "px", top: y + "px", width: size + "px", height: height + "px" });
+      this.brush.textContent = `steps ${this.look.stepAt(columns[0])} to ${this.look.lastStepOf(columns[1])}`;
+      this.brush.hidden = false;
+      return columns;
+    }
+    chooseSteps([first, last]) {
+      const steps = `${this.look.stepAt(first)}:${this.look.lastStepOf(last)}`;
+      M.change({ segment: this.meta.segment, steps, since: null, until: null, zoom: null });
+    }
+    allSteps() {
+      const chosen = ["steps", "since", "until"].some((name) => M.parameter(name));
+      if (chosen) M.change({ steps: null, since: null, until: null, zoom: null });
+    }
     open(event) {
       const found = this.cellAt(event);
       if (!found) return;
-      const query = new URLSearchParams(this.meta.link);
-      const [row, column] = this.placeOf(found);
-      query.set("rank", this.meta.ranks[row]);
-      query.set("steps", this.meta.steps[column]);
+      const { meta } = this, [row, column] = this.look.placeOf(found);
       M.tipOff();
-      M.go("/timeline?" + query.toString());
+      const query = new URLSearchParams(event.shiftKey ? meta.job : meta.link);
+      query.set("rank", meta.ranks[row]);
+      if (event.shiftKey) {
+        if (meta.moments[column]) query.set("moment", meta.moments[column]);
+        return M.go("/3d?" + query.toString());
+      }
+      if (meta.steps[column] !== undefined && !meta.part_s) query.set("steps", meta.steps[column]);
+      return M.go("/timeline?" + query.toString());
+    }
+    // The canvas below the verdict and what is shown, as a PNG file.
+    save() {
+      const { canvas, meta } = this, density = window.devicePixelRatio || 1, head = 44;
+      const sheet = document.createElement("canvas");
+      const pen = M.fit(sheet, canvas.width / density, canvas.height / density + head);
+      pen.fillStyle = M.colour("surface");
+      pen.fillRect(0, 0, sheet.width, sheet.height);
+      pen.fillStyle = M.colour("ink");
+      const verdict = document.querySelector(".banner .sentence");
+      pen.fillText(verdict ? verdict.textContent : "", 8, 16, canvas.width / density - 16);
+      const last = this.look.lastStepOf ? this.look.lastStepOf(this.columns - 1) : meta.steps[meta.steps.length - 1];
+      const what = `${new URLSearchParams(meta.job).get("run")}: ${meta.segment}, ${meta.metric}, ${meta.show}`;
+      pen.fillText(`${what}, steps ${meta.steps[0]} to ${last}`, 8, 34, canvas.width / density - 16);
+      pen.drawImage(canvas, 0, head, canvas.width / density, canvas.height / density);
+      sheet.toBlob((blob) => {
+        const link = document.createElement("a");
+        link.href = URL.createObjectURL(blob);
+        link.download = `heatmap-${meta.segment}.png`;
+        link.click();
+        setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+      });
     }
     key(event) {
       const { r0, r1, c0, c1 } = this.window;

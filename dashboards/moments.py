@@ -1,0 +1,66 @@
+"""When steps ran, in UTC: turns times into steps for the pages, and steps into the moments that the 3D page takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..collectors.store import Attempt
+from ..profiler.errors import MegascopeError
+from .view import View
+from .workbench import Workbench
+
+IntArray = npt.NDArray[np.int64]
+
+_STEPS = """
+    SELECT step, min(start_ns) AS began, max(start_ns + coalesce(duration_ns, 0)) AS ended FROM steps
+    WHERE rank < (SELECT min(rank) FROM steps) + 512 GROUP BY step ORDER BY step
+"""
+"""Of the first ranks, in one block: a step of a job that meets in every step begins nearly at once for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMoments:
+    """Steps [S], ascending, with the moments at which each began and ended, UTC ns [S]."""
+
+    steps: IntArray
+    began_ns: IntArray
+    ended_ns: IntArray
+
+    def ended(self, step: int) -> int | None:
+        """When a step ended; None where that is not stored."""
+        at = int(np.searchsorted(self.steps, step))
+        return int(self.ended_ns[at]) if at < len(self.steps) and self.steps[at] == step else None
+
+
+def step_moments(bench: Workbench, attempt: Attempt) -> StepMoments:
+    """When the attempt's steps ran; empty where no steps are stored."""
+
+    def load() -> StepMoments:
+        table = bench.store.query(_STEPS, attempt=attempt)
+        return StepMoments(*(table[name].to_numpy().astype(np.int64) for name in ("step", "began", "ended")))
+
+    return bench.cached(("moments", attempt.run, attempt.attempt), load)
+
+
+def chosen_steps(bench: Workbench, attempt: Attempt, view: View) -> tuple[int, int] | None:
+    """First and last step of the view's steps and times together; None for all.
+
+    A step belongs to a time if it began from ``since`` on and before ``until``. Raises MegascopeError where none did.
+    """
+    if view.since is None and view.until is None:
+        return view.steps
+    moments = step_moments(bench, attempt)
+    inside = np.ones(len(moments.steps), bool)
+    if view.since is not None:
+        inside &= moments.began_ns >= view.since
+    if view.until is not None:
+        inside &= moments.began_ns < view.until
+    if view.steps is not None:
+        inside &= (moments.steps >= view.steps[0]) & (moments.steps <= view.steps[1])
+    if not inside.any():
+        raise MegascopeError(f"No such step of {attempt.run}, attempt {attempt.attempt}, began then: give other times.")
+    found = moments.steps[inside]
+    return int(found[0]), int(found[-1])
