@@ -1,9 +1,8 @@
-"""`find_mfu`: MFU over time in bins of steps, and what explains its decline."""
+"""`find_mfu`: MFU over time in bins of steps, and what explains where it is lower."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,128 +11,81 @@ from ...collectors.verdicts import Abstention, Evidence
 from ...collectors.views import literal
 from ...profiler.errors import MegascopeError
 from ..stragglers import find_stragglers
-from .growth import Columns, Growth, explain
-from .lives import Life, load_life, long_steps, restarts, wall_mfu
-from .parts import BoolArray
+from ..verdict import Outcome
+from .binning import Binned, Cut, binned, columns_of
+from .growth import Growth, explain
+from .lives import Life, load_life, long_steps, long_time_share, restarts, wall_mfu
 from .result import Bin, Measure, MfuReport, Slow, Trend
+from .steps import moment
 from .words import notes_of, sentence_of
 
-BINS = 24
-MIN_BIN_STEPS = 5
-
-REFERENCE_SLACK = 1.01
-"""The earliest bin within a hundredth of the fastest is the reference: a decline is told from the beginning on."""
-
-SLOWER = 1.01
-"""Bins whose mean step takes so many times the reference's count as slower."""
-
-MIN_ERRORS = 3.0
-"""A decline is so many standard errors of the two means at least: steps are never equally long."""
+BINS = 12
 
 SHOWN_SHARE = 0.01
 """Parts of a bin's growth from this share on are listed with it."""
 
-_Choice = list[tuple[Columns, BoolArray]]
+STEADY_SHARE = 0.01
+"""Share of the time that may be lost to single long steps before it is told as a change."""
+
+Steps = tuple[int, int] | Mapping[int, tuple[int, int]] | None
+"""Steps (first, last) of all attempts, or of each by its number; None for all."""
 
 
-def find_mfu(
-    store: Store, attempts: Sequence[Attempt], *, steps: tuple[int, int] | None = None, bins: int = BINS
-) -> MfuReport:
+def find_mfu(store: Store, attempts: Sequence[Attempt], *, steps: Steps = None, bins: int = BINS) -> MfuReport:
     """MFU of the attempts of one run over time, in about ``bins`` bins, and where the time of slower bins went.
 
-    The reference is the first bin after warm-up whose mean step is within 1 % of the fastest bin's. ``steps`` (first,
-    last) limit what is looked at. Raises MegascopeError where no attempt has a step with a time.
+    What is compared with is a bin before the slower stretch (`stretch.find_course`), the first that is as fast as the
+    fastest but for noise. ``steps`` limit what is looked at. Raises MegascopeError where no attempt has a step with a
+    time.
     """
-    lives = [life for attempt in attempts if (life := load_life(store, attempt, steps)) is not None]
+    found = [(attempt, _of(steps, attempt)) for attempt in attempts]
+    lives = [life for attempt, asked in found if (life := load_life(store, attempt, asked)) is not None]
     if not lives:
         raise MegascopeError(
             f"Run {attempts[-1].run} has no step with a time in {store.root}: give other steps, or wait for the first."
         )
-    ranges = [(life, one) for life in lives for one in _ranges(life, max(1, round(bins / len(lives))))]
-    reference = _reference(ranges)
+    all_bins = binned(lives, bins)
     slow, notes = _slow(store, lives, steps)
-    base = _columns_of([reference])
-    made = [_bin(life, one, reference, base, slow) for life, one in ranges]
-    slower = [pair for pair, one in zip(ranges, made, strict=True) if one.step_ms > SLOWER * _mean_ms(reference)]
-    growth = tuple(explain(base, _columns_of(slower))) if slower else ()
-    return _report(store, lives, made, reference, growth, slow, notes, attempts)
+    verdict = _trend(all_bins, lives)
+    slower = [one for one in all_bins.cuts if all_bins.is_slower(one)] if verdict in Trend.changed() else []
+    base = columns_of([all_bins.reference])
+    growth = tuple(explain(base, columns_of(slower))) if slower else ()
+    made = [_bin(one, all_bins.reference, slow, one in slower) for one in all_bins.cuts]
+    return _report(store, lives, all_bins, made, verdict, growth, slow, notes, attempts)
 
 
-def _ranges(life: Life, bins: int) -> list[tuple[int, int]]:
-    """Steps (first, last) of the bins of an attempt: as many as asked for, in whole columns."""
-    first, last = int(life.kept.steps[0]), int(life.kept.steps[-1])
-    spacing = (last - first) / max(len(life.kept) - 1, 1)  # logs may hold every fifth step only
-    size = max(math.ceil((last - first + 1) / bins), math.ceil(MIN_BIN_STEPS * spacing), life.width)
-    size = -(-size // life.width) * life.width
-    start = first // life.width * life.width if life.width > 1 else first
-    edges = list(range(start, last + 1, size))
-    if len(edges) > 1 and last - edges[-1] + 1 < size / 2:
-        edges.pop()  # a short end belongs to the bin before it
-    ends = [edge - 1 for edge in edges[1:]] + [last]
-    return [
-        (max(low, first), high)
-        for low, high in zip(edges, ends, strict=True)
-        if ((life.kept.steps >= low) & (life.kept.steps <= high)).any()
-    ]
+def _of(steps: Steps, attempt: Attempt) -> tuple[int, int] | None:
+    return steps if steps is None or isinstance(steps, tuple) else steps.get(attempt.attempt)
 
 
-def _mean_ms(chosen: tuple[Life, tuple[int, int]]) -> float:
-    life, steps = chosen
-    return float(life.kept.part((life.kept.steps >= steps[0]) & (life.kept.steps <= steps[1])).ms.mean())
-
-
-def _reference(ranges: Sequence[tuple[Life, tuple[int, int]]]) -> tuple[Life, tuple[int, int]]:
-    means = [_mean_ms(one) for one in ranges]
-    return next(one for one, mean in zip(ranges, means, strict=True) if mean <= REFERENCE_SLACK * min(means))
-
-
-def _columns_of(chosen: Sequence[tuple[Life, tuple[int, int]]]) -> _Choice:
-    """The columns of some bins, one entry an attempt."""
-    by_life: dict[int, tuple[Life, BoolArray]] = {}
-    for life, steps in chosen:
-        known = by_life.get(id(life))
-        keep = life.inside(steps) if known is None else known[1] | life.inside(steps)
-        by_life[id(life)] = (life, keep)
-    return [(life.columns, keep & np.isfinite(life.columns.ms)) for life, keep in by_life.values()]
-
-
-def _bin(
-    life: Life,
-    steps: tuple[int, int],
-    reference: tuple[Life, tuple[int, int]],
-    base: _Choice,
-    slow: Sequence[Slow],
-) -> Bin:
-    series = life.kept.part((life.kept.steps >= steps[0]) & (life.kept.steps <= steps[1]))
-    is_reference, mean, best = (life, steps) == reference, float(series.ms.mean()), _mean_ms(reference)
-    rows = () if is_reference else explain(base, _columns_of([(life, steps)]))
-    grown = max(mean - best, 1e-9)
+def _bin(one: Cut, reference: Cut, slow: Sequence[Slow], is_slower: bool) -> Bin:
+    series, steps, number = one.series(), one.steps, one.life.attempt.attempt
+    mean, best = one.mean_ms(), reference.mean_ms()
+    rows = explain(columns_of([reference]), columns_of([one])) if is_slower else ()
     return Bin(
-        attempt=life.attempt.attempt,
+        attempt=number,
         steps=steps,
-        start_ns=int(series.start_ns[0]),
-        end_ns=series.end_ns(),
+        start_ns=moment(series.start_ns[0]),
+        end_ns=moment(series.end_ns()),
         count=len(series),
         step_ms=mean,
-        median_step_ms=float(np.median(series.ms)),
+        median_step_ms=float(np.median(one.compared_ms())),
         mfu=series.mean_mfu(),
         tokens_per_second=series.tokens_per_second(),
         speed=best / mean,
-        is_reference=is_reference,
+        is_reference=one == reference,
         lost_s=round((mean - best) * len(series) / 1e3, 6),
-        growth=tuple(row for row in rows if abs(row.growth_ms) >= SHOWN_SHARE * grown) if mean > SLOWER * best else (),
+        growth=tuple(row for row in rows if abs(row.growth_ms) >= SHOWN_SHARE * (mean - best)),
         slow=tuple(
             place
-            for place, one in enumerate(slow)
-            if one.attempt == life.attempt.attempt and one.steps[0] <= steps[1] and one.steps[1] >= steps[0]
+            for place, each in enumerate(slow)
+            if each.attempt == number and each.steps[0] <= steps[1] and each.steps[1] >= steps[0]
         ),
     )
 
 
-def _slow(
-    store: Store, lives: Sequence[Life], steps: tuple[int, int] | None
-) -> tuple[tuple[Slow, ...], list[Abstention]]:
-    """Findings of the straggler analysis in each attempt that has spans or rollups."""
+def _slow(store: Store, lives: Sequence[Life], steps: Steps) -> tuple[tuple[Slow, ...], list[Abstention]]:
+    """Findings of the straggler analysis in each attempt that has spans or rollups, and why there may be none."""
     found: list[Slow] = []
     notes: list[Abstention] = []
     for life in lives:
@@ -142,57 +94,69 @@ def _slow(
             reason = f"attempt {number} has step times only: neither parts of a step nor ranks can be told apart"
             notes.append(Abstention("spans", reason))
             continue
+        verdict = find_stragglers(store, life.attempt, steps=_of(steps, life.attempt))
+        if verdict.verdict == Outcome.INSUFFICIENT:
+            reason = f"attempt {number}, {verdict.verdict}: {verdict.sentence()}"
+            notes.append(Abstention("stragglers", reason))
         found += [
             Slow(
                 number, str(one.kind), one.ranks, one.hosts, str(one.cause), one.segment, one.steps, one.ratio,
                 one.lost_share,
             )
-            for one in find_stragglers(store, life.attempt, steps=steps).culprits
+            for one in verdict.culprits
         ]  # fmt: skip
     return tuple(found), notes
+
+
+def _trend(all_bins: Binned, lives: Sequence[Life]) -> Trend:
+    """What became of the step's time: see `Trend`."""
+    if all_bins.course is None or len(all_bins.cuts) < 2:
+        return Trend.INSUFFICIENT
+    stretch = all_bins.course.stretch
+    if stretch is not None:
+        return Trend.DECLINED if stretch.lasts else Trend.VARIES
+    return Trend.VARIES if long_time_share(lives) >= STEADY_SHARE else Trend.STEADY
 
 
 def _report(
     store: Store,
     lives: Sequence[Life],
+    all_bins: Binned,
     made: Sequence[Bin],
-    reference: tuple[Life, tuple[int, int]],
+    verdict: Trend,
     growth: tuple[Growth, ...],
     slow: tuple[Slow, ...],
     notes: list[Abstention],
     attempts: Sequence[Attempt],
 ) -> MfuReport:
     redone, (longest, count) = restarts(lives), long_steps(lives)
-    best = _mean_ms(reference)
-    slower = [one for one in made if one.step_ms > SLOWER * best]
-    lost_s = sum(one.lost_s for one in slower)
+    lost_s = sum(one.lost_s for one, cut in zip(made, all_bins.cuts, strict=True) if all_bins.is_slower(cut))
     total_s = sum(one.step_ms * one.count for one in made) / 1e3
-    steps = sum(one.count for one in slower)
-    verdict = _trend(made, reference[0], lost_s / total_s)
     whole = _whole(lives)
     measure = Measure.MFU if whole[0] is not None else Measure.TOKENS if whole[1] is not None else Measure.SPEED
+    inside = [one for one, cut in zip(made, all_bins.cuts, strict=True) if all_bins.inside(cut)]
     return MfuReport(
         run=lives[-1].attempt.run,
         attempt=attempts[0].attempt if len(attempts) == 1 else None,
         data_age_s=store.data_age_s(lives[-1].attempt),
         verdict=verdict,
-        sentence=sentence_of(verdict, measure, made, growth, redone, longest, count),
+        sentence=sentence_of(verdict, measure, made, inside, growth, redone, longest, count),
         measure=measure,
         source=str(lives[-1].choice.source) if lives[-1].columns.parts is not None else "steps",
-        reference=reference[1],
+        reference=all_bins.reference.steps,
         mfu=whole[0],
-        mfu_wall=wall_mfu(lives, redone),
+        mfu_wall=wall_mfu(lives),
         tokens_per_second=whole[1],
         lost_s=round(lost_s, 6),
         lost_share=lost_s / total_s,
-        growth_ms=lost_s / steps * 1e3 if steps else 0.0,
+        growth_ms=sum(row.growth_ms for row in growth),
         growth=growth,
         bins=tuple(made),
         restarts=redone,
         long_steps=longest,
         long_step_count=count,
         slow=slow,
-        evidence=_evidence(reference, made),
+        evidence=_evidence(all_bins, made),
         abstained=tuple(notes + notes_of(lives, measure)),
     )
 
@@ -207,24 +171,9 @@ def _whole(lives: Sequence[Life]) -> tuple[float | None, float | None]:
     return result[0], result[1]
 
 
-def _trend(made: Sequence[Bin], life: Life, lost_share: float) -> Trend:
-    """Whether the slowest bin is slower than noise, which is taken from differences between neighbouring steps.
-
-    The standard error of a mean of n values is sigma / sqrt(n).
-    """
-    if len(made) < 2:
-        return Trend.INSUFFICIENT
-    base, worst = next(one for one in made if one.is_reference), max(made, key=lambda one: one.step_ms)
-    if lost_share < SLOWER - 1:
-        return Trend.STEADY
-    sigma = 1.4826 * float(np.median(np.abs(np.diff(life.kept.ms)))) / math.sqrt(2)
-    error = sigma * math.sqrt(1 / base.count + 1 / worst.count)
-    return Trend.DECLINED if worst.step_ms - base.step_ms > MIN_ERRORS * error else Trend.STEADY
-
-
-def _evidence(reference: tuple[Life, tuple[int, int]], made: Sequence[Bin]) -> tuple[Evidence, ...]:
+def _evidence(all_bins: Binned, made: Sequence[Bin]) -> tuple[Evidence, ...]:
     """Mean step time of the slowest bin beside the reference's, from the steps that are stored."""
-    worst, (life, steps) = max(made, key=lambda one: one.step_ms), reference
+    worst, life, steps = max(made, key=lambda one: one.step_ms), all_bins.reference.life, all_bins.reference.steps
     base_ms = next(one.step_ms for one in made if one.is_reference)
 
     def sql(attempt: int, between: tuple[int, int]) -> str:

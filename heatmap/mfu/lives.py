@@ -17,10 +17,13 @@ from ..source import Choice, Source, choose_source
 from .growth import LONG_STEP, Columns
 from .parts import StepParts, load_parts
 from .result import LongStep, Restart
-from .steps import StepSeries, load_series
+from .steps import StepSeries, load_series, moment
 
 MAX_WARM_UP = 2
 MAX_LONG_STEPS = 20
+
+LONG_ATTEMPT = 12
+"""Steps of an attempt from which on its first ones are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,19 @@ class Life:
 
 def load_life(store: Store, attempt: Attempt, steps: tuple[int, int] | None) -> Life | None:
     """One attempt in the given steps (first, last); None where it has no step with a time."""
-    series = load_series(store, attempt, steps)
+    series = load_series(store, attempt)
     series = series.part(np.isfinite(series.ms) & (series.ms > 0))
-    if not len(series):
+    asked = series if steps is None else series.part((series.steps >= steps[0]) & (series.steps <= steps[1]))
+    if not len(asked):
         return None
     choice = choose_source(store, attempt, steps)
     parts = load_parts(store, attempt, choice, steps)
-    if parts is not None and _is_the_step(parts, series):
+    if parts is not None and _is_the_step(parts, asked):
         parts = None
-    kept = _after_warm_up(series, parts, is_cut=steps is not None)
+    width = parts.width if parts is not None else 1
+    kept = _after_warm_up(asked, first=int(series.steps[0]), is_long=len(series) >= LONG_ATTEMPT, width=width)
     first, columns = _columns(kept, parts)
-    return Life(attempt, series, kept, choice, first, columns)
+    return Life(attempt, asked, kept, choice, first, columns)
 
 
 def _is_the_step(parts: StepParts, series: StepSeries) -> bool:
@@ -68,13 +73,14 @@ def _is_the_step(parts: StepParts, series: StepSeries) -> bool:
     return set(parts.kinds) == {SegmentKind.HOST} and len(parts.names) == 1 and whole > 0.98 * float(series.ms.mean())
 
 
-def _after_warm_up(series: StepSeries, parts: StepParts | None, *, is_cut: bool) -> StepSeries:
-    """Steps without the first ones of the attempt, which are unlike the others: two, or one window; none if cut off."""
-    if is_cut or len(series) < 12:
-        return series
-    if parts is not None and parts.width > 1 and len(parts.first) > 2:
-        return series.part(series.steps >= parts.first[0] + parts.width)
-    return series.part(np.arange(len(series)) >= MAX_WARM_UP)
+def _after_warm_up(asked: StepSeries, *, first: int, is_long: bool, width: int) -> StepSeries:
+    """The steps without the ``first`` ones of the attempt, which are unlike the others: two, or their window.
+
+    None is left out of a short attempt, or where nothing else was asked for.
+    """
+    begin = first + MAX_WARM_UP if width == 1 else first // width * width + width
+    kept = asked.part(asked.steps >= begin)
+    return kept if is_long and len(kept) else asked
 
 
 def _columns(series: StepSeries, parts: StepParts | None) -> tuple[IntArray, Columns]:
@@ -100,24 +106,36 @@ def _is_long(series: StepSeries) -> npt.NDArray[np.bool_]:
 
 
 def restarts(lives: Sequence[Life]) -> tuple[Restart, ...]:
-    """What lies between each attempt and the one before."""
+    """What lies between each attempt and the one before; a step that several later ones repeat counts once."""
     found = []
-    for before, after in itertools.pairwise(lives):
+    limits = [np.inf] * len(lives)
+    for place, (before, after) in enumerate(itertools.pairwise(lives)):
         first = int(after.series.steps[0])
-        again = before.series.steps >= first
-        has_moments = before.series.start_ns[-1] > 0 and after.series.start_ns[0] > 0
-        down_s = (int(after.series.start_ns[0]) - before.series.end_ns()) / 1e9 if has_moments else None
+        lost_ms: list[FloatArray] = []
+        for earlier, life in enumerate(lives[: place + 1]):
+            again = (life.series.steps >= first) & (life.series.steps < limits[earlier])
+            lost_ms.append(life.series.ms[again])
+            limits[earlier] = min(limits[earlier], first)
+        lost = np.concatenate(lost_ms)
+        ended, began = moment(before.series.end_ns()), moment(after.series.start_ns[0])
+        down_s = None if ended is None or began is None else round((began - ended) / 1e9, 3)
         found.append(
             Restart(
                 after.attempt.attempt,
                 first,
                 before.attempt.exit_reason,
-                int(again.sum()),
-                round(float(before.series.ms[again].sum()) / 1e3, 3),
-                None if down_s is None else round(down_s, 3),
+                len(lost),
+                round(float(lost.sum()) / 1e3, 3),
+                down_s,
             )
         )
     return tuple(found)
+
+
+def long_time_share(lives: Sequence[Life]) -> float:
+    """Share of the time that single long steps take beyond the median."""
+    longer = sum(float((life.kept.ms - np.median(life.kept.ms))[_is_long(life.kept)].sum()) for life in lives)
+    return longer / sum(float(life.kept.ms.sum()) for life in lives)
 
 
 def long_steps(lives: Sequence[Life]) -> tuple[tuple[LongStep, ...], int]:
@@ -129,7 +147,7 @@ def long_steps(lives: Sequence[Life]) -> tuple[tuple[LongStep, ...], int]:
             step, took = int(life.kept.steps[place]), float(life.kept.ms[place])
             segment = _filled_by(life, step, took, usual)
             found.append(
-                LongStep(life.attempt.attempt, step, int(life.kept.start_ns[place]), took, took / usual, segment)
+                LongStep(life.attempt.attempt, step, moment(life.kept.start_ns[place]), took, took / usual, segment)
             )
     found.sort(key=lambda one: -one.duration_ms)
     return tuple(found[:MAX_LONG_STEPS]), len(found)
@@ -149,18 +167,16 @@ def _filled_by(life: Life, step: int, took_ms: float, usual_ms: float) -> str | 
     return parts.names[int(np.argmax(more))] if filled else None
 
 
-def wall_mfu(lives: Sequence[Life], redone: Sequence[Restart]) -> float | None:
+def wall_mfu(lives: Sequence[Life]) -> float | None:
     """FLOPs of the steps that counted over what the peak allows in all the time since the first step began."""
-    first, last = lives[0].series.start_ns[0], lives[-1].series.end_ns()
-    wall_ms = (int(last) - int(first)) / NS_PER_MS
-    if first <= 0 or wall_ms <= 0:
+    begin = lives[0].series.start_ns[0]
+    wall_ms = (lives[-1].series.end_ns() - int(begin)) / NS_PER_MS
+    if wall_ms <= 0 or (len(lives) > 1 and any(moment(life.series.start_ns[0]) is None for life in lives)):
         return None
-    limits = {life.attempt.attempt: np.inf for life in lives}
-    for before, restart in zip(lives, redone, strict=False):
-        limits[before.attempt.attempt] = restart.first_step
     done, known = 0.0, True
-    for life in lives:
-        counts = life.series.part(life.series.steps < limits[life.attempt.attempt])
+    for place, life in enumerate(lives):
+        limit = min((int(later.series.steps[0]) for later in lives[place + 1 :]), default=np.inf)
+        counts = life.series.part(life.series.steps < limit)
         known &= bool(np.isfinite(counts.mfu).all())
         done += float(np.nansum(counts.mfu * counts.ms))
     return done / wall_ms if known and done > 0 else None

@@ -16,9 +16,19 @@ from ...profiler.errors import MegascopeError
 from .growth import Growth
 from .result import Bin, MfuReport, Slow, Trend
 
-_STYLES = {Trend.DECLINED: "bold red", Trend.STEADY: "bold green", Trend.INSUFFICIENT: "bold yellow"}
+_STYLES = {
+    Trend.DECLINED: "bold red",
+    Trend.VARIES: "bold yellow",
+    Trend.STEADY: "bold green",
+    Trend.INSUFFICIENT: "bold yellow",
+}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 20
+
+_EXPLAINED = (
+    "own: what the mean rank's own time in it grew by; awaited: what the others wait for whoever takes longest in it; "
+    "in no recorded span: the rest of the step"
+)
 
 CSV_COLUMNS = (
     "attempt", "first_step", "last_step", "start_utc", "end_utc", "steps", "step_ms", "median_step_ms", "mfu",
@@ -27,18 +37,17 @@ CSV_COLUMNS = (
 
 
 def render(report: MfuReport) -> RenderableType:
-    """The sentence, a curve, the bins, where the time went, restarts and long steps, who was slow, what is unknown."""
+    """The sentence, a curve, where the time went, the bins, restarts and long steps, who was slow, what is unknown."""
     where = "all attempts" if report.attempt is None else f"attempt {report.attempt}"
     parts: list[RenderableType] = [
         Text(f"{report.verdict.upper()}: {report.sentence}", _STYLES[report.verdict]),
-        Text(f"run {report.run}, {where}, from {report.source}; {_totals(report)}", "dim"),
+        Text(f"run {report.run}, {where}, from {report.source}{_totals(report)}", "dim"),
         Text(),
         Text(_curve(report)),
-        Text(),
-        _bins(report),
     ]
     if report.growth:
-        parts += [Text(), _growth(report)]
+        parts += [Text(), _growth(report), Text(_EXPLAINED, "dim")]
+    parts += [Text(), _bins(report)]
     if report.restarts:
         parts += [Text(), Text("Restarts", "bold"), *_restarts(report)]
     if report.long_steps:
@@ -77,8 +86,9 @@ def _totals(report: MfuReport) -> str:
         shown.append(f"{report.mfu_wall:.1%} over all the time")
     if report.tokens_per_second is not None:
         shown.append(f"{report.tokens_per_second:,.0f} tokens/s")
-    shown.append(f"{report.lost_s:,.1f} s ({report.lost_share:.1%}) lost against steps {_steps(report.reference)}")
-    return ", ".join(shown)
+    if report.verdict in Trend.changed():
+        shown.append(f"{report.lost_s:,.1f} s ({report.lost_share:.1%}) lost against steps {_steps(report.reference)}")
+    return "".join(f", {one}" for one in shown)
 
 
 def _steps(steps: tuple[int, int] | None) -> str:
@@ -86,25 +96,33 @@ def _steps(steps: tuple[int, int] | None) -> str:
 
 
 def _bins(report: MfuReport) -> Table:
+    """The bins; columns that would be empty are left out."""
+    has_moments = any(one.start_ns is not None for one in report.bins)
+    has_mfu = any(one.mfu is not None for one in report.bins)
+    has_tokens = any(one.tokens_per_second is not None for one in report.bins)
+    columns = [
+        ("from (UTC)", has_moments, "left", lambda one: _utc(one.start_ns)),
+        ("attempt", len({one.attempt for one in report.bins}) > 1, "right", lambda one: str(one.attempt)),
+        ("steps", True, "left", lambda one: f"{one.steps[0]}-{one.steps[1]}"),
+        ("step ms", True, "right", lambda one: f"{one.step_ms:,.1f}"),
+        ("MFU", has_mfu, "right", lambda one: "" if one.mfu is None else f"{one.mfu:.1%}"),
+        ("tokens/s", has_tokens, "right", lambda one: _number(one.tokens_per_second)),
+        ("speed", True, "right", lambda one: "" if one.speed is None else f"{one.speed:.1%}"),
+        ("", True, "left", lambda one: "█" * round(_BAR * min(one.speed or 0.0, 1.2))),
+        ("mostly longer for", True, "left", lambda one: "(reference)" if one.is_reference else escape(_mostly(one))),
+    ]
+    chosen = [(title, justify, text) for title, shown, justify, text in columns if shown]
+    rows = [[text(one) for _, _, text in chosen] for one in report.bins]
     table = Table(title="Over time", title_justify="left", title_style="bold")
-    for heading in ("from (UTC)", "steps"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("step ms", "MFU", "tokens/s", "speed"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    table.add_column("mostly longer for")
-    for one in report.bins:
-        table.add_row(
-            _utc(one.start_ns),
-            f"{one.steps[0]}-{one.steps[1]}",
-            f"{one.step_ms:,.1f}",
-            "" if one.mfu is None else f"{one.mfu:.1%}",
-            "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-            "" if one.speed is None else f"{one.speed:.1%}",
-            "█" * round(_BAR * (one.speed or 0.0)),
-            "(reference)" if one.is_reference else escape(_mostly(one)),
-        )
+    for title, justify, _ in chosen:
+        table.add_column(title, justify=justify, no_wrap=title in ("from (UTC)", "steps"))
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
 
 
 def _mostly(one: Bin) -> str:
@@ -115,7 +133,7 @@ def _mostly(one: Bin) -> str:
 
 
 def _growth(report: MfuReport) -> Table:
-    title = f"Why the slower bins' steps take {report.growth_ms:,.2f} ms longer on average"
+    title = f"Why steps of the slower bins take {report.growth_ms:,.2f} ms more than in the reference stretch"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("part of the step", "kind"):
         table.add_column(heading)
@@ -166,8 +184,8 @@ def _who(one: Slow) -> str:
     )
 
 
-def _utc(moment_ns: int) -> str:
-    return "" if moment_ns <= 0 else datetime.fromtimestamp(moment_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _utc(moment_ns: int | None) -> str:
+    return "" if moment_ns is None else datetime.fromtimestamp(moment_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def write_csv(report: MfuReport, path: Path) -> None:

@@ -22,27 +22,39 @@ class Measure(StrEnum):
 
 
 class Trend(StrEnum):
-    """What became of the speed. ``DECLINED`` needs a loss beyond the noise of the steps."""
+    """What became of the speed.
+
+    ``DECLINED``: a stretch of steps is slower than those before it, beyond the noise of the steps, and the steps are
+    still slow at the end. ``VARIES``: there was such a stretch and it is over, the job became faster, or single long
+    steps took a hundredth of the time. ``STEADY``: none of it.
+    """
 
     DECLINED = "declined"
+    VARIES = "varies"
     STEADY = "steady"
     INSUFFICIENT = "insufficient-evidence"
+
+    @classmethod
+    def changed(cls) -> tuple[Trend, ...]:
+        """Those of which it is asked why."""
+        return (cls.DECLINED, cls.VARIES)
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
     """Steps ``steps`` (first, last) of an attempt: ``count`` were recorded, from ``start_ns`` to ``end_ns`` (UTC).
 
-    ``mfu`` (0 to 1) and ``tokens_per_second`` are None where the peak or the tokens are not known; ``speed`` is the
-    reference's step time over this one's. ``step_ms`` is the mean, ``median_step_ms`` the median. ``growth`` are the
+    ``mfu`` (0 to 1) and ``tokens_per_second`` are None where the peak or the tokens are not known, the moments where the
+    trace has no date; ``speed`` is the reference's step time over this one's. ``step_ms`` is the mean and
+    ``median_step_ms`` the median, of the steps whose spans were timed where there are any. ``growth`` are the
     largest parts of what a step takes longer than in the reference; ``slow`` the places of the slow ranks and hosts
     in the list of the report whose steps overlap these.
     """
 
     attempt: int
     steps: tuple[int, int]
-    start_ns: int
-    end_ns: int
+    start_ns: int | None
+    end_ns: int | None
     count: int
     step_ms: float
     median_step_ms: float
@@ -57,7 +69,8 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """From one attempt to the next: steps that were done again, what they had taken, and the time in between.
+    """From one attempt to the next: steps of all attempts before that it did again and no other had, what they had
+    taken, and the time in between.
 
     ``down_s`` None: it is not known (moments are missing).
     """
@@ -76,7 +89,7 @@ class LongStep:
 
     attempt: int
     step: int
-    start_ns: int
+    start_ns: int | None
     duration_ms: float
     ratio: float
     segment: str | None
@@ -99,8 +112,9 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class MfuReport:
-    """The whole answer. ``growth`` explains the slower bins together: parts in ms per step, which add up to
-    ``growth_ms``; ``lost_s`` is what they took longer than the reference, ``lost_share`` its share of all steps' time.
+    """The whole answer. ``growth`` explains the slower bins together, where the verdict is that there was a change:
+    parts in ms per step, which add up to ``growth_ms``. ``lost_s`` is what bins that are slower beyond noise took more
+    than the reference, ``lost_share`` its share of all steps' time.
 
     ``mfu_wall``: FLOPs of the steps that counted over what the peak allows from the first moment to the last, restarts
     and repeated steps included.

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...collectors.attempts import UNDATED_NS
 from ...collectors.store import Attempt, Store
 from ..cells import NS_PER_MS
 from ..peers import FloatArray, IntArray
@@ -26,7 +27,7 @@ _SPAN_EXTENTS = """
 class StepSeries:
     """All arrays [S] over ascending ``steps``; NaN where a value is not known.
 
-    ``ms`` is the median rank's step time, ``start_ns`` (UTC as the recording host had it) that of the lowest rank,
+    ``ms`` is the median rank's step time, ``start_ns`` (UTC as the recording host had it, see `moment`) the lowest's,
     ``mfu`` 0 to 1, ``tokens`` those of the whole job. ``timed``: its spans were timed (it is no shadow step).
     """
 
@@ -66,12 +67,17 @@ class StepSeries:
         return float(self.tokens[known].sum() / self.ms[known].sum() * 1e3) if known.any() else None
 
 
+def moment(start_ns: int) -> int | None:
+    """A moment in UTC; None for one that counts from a beginning that nobody tells."""
+    return int(start_ns) if start_ns >= UNDATED_NS else None
+
+
 def _weighted(values: FloatArray, weights: FloatArray) -> float | None:
     known = np.isfinite(values) & (weights > 0)
     return float((values[known] * weights[known]).sum() / weights[known].sum()) if known.any() else None
 
 
-def load_series(store: Store, attempt: Attempt, steps: tuple[int, int] | None = None) -> StepSeries:
+def load_series(store: Store, attempt: Attempt) -> StepSeries:
     """Steps of an attempt, from ``steps``, else from the extent of its spans; empty where it has neither."""
     first = _first_rank(store, attempt)
     rows = store.query(
@@ -86,7 +92,7 @@ def load_series(store: Store, attempt: Attempt, steps: tuple[int, int] | None = 
     mfu, tokens = (_floats(rows, name) if name in rows.column_names else None for name in ("mfu", "tokens"))
     if mfu is None or tokens is None or not (np.isfinite(mfu) | np.isfinite(tokens)).any():
         mfu, tokens = _of_the_job(store, attempt, number)
-    series = StepSeries(
+    return StepSeries(
         number,
         rows["start_ns"].to_numpy().astype(np.int64),
         _floats(rows, "ms"),
@@ -94,9 +100,6 @@ def load_series(store: Store, attempt: Attempt, steps: tuple[int, int] | None = 
         tokens,
         ~np.asarray(rows["shadow"].to_numpy(zero_copy_only=False), bool),
     )
-    if steps is None:
-        return series
-    return series.part((number >= steps[0]) & (number <= steps[1]))
 
 
 def _first_rank(store: Store, attempt: Attempt) -> int:

@@ -114,7 +114,8 @@ def _means(ms: FloatArray, width: int) -> FloatArray:
     padded = np.concatenate([ms, np.full(-len(ms) % width, np.nan)]).reshape(-1, width)
     known = np.isfinite(padded)
     count = known.sum(axis=1)
-    means = np.divide(np.where(known, padded, 0.0).sum(axis=1), count, out=np.full(len(padded), np.nan), where=count > 0)
+    total = np.where(known, padded, 0.0).sum(axis=1)
+    means = np.divide(total, count, out=np.full(len(padded), np.nan), where=count > 0)
     has = np.flatnonzero(count > 0)
     result: FloatArray = np.interp(np.arange(len(means)), has, means[has])
     return result

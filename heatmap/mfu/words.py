@@ -14,36 +14,48 @@ def sentence_of(
     verdict: Trend,
     measure: Measure,
     made: Sequence[Bin],
+    inside: Sequence[Bin],
     growth: Sequence[Growth],
     redone: Sequence[Restart],
     longest: Sequence[LongStep],
     count: int,
 ) -> str:
-    """The speed of the reference and of the slowest bin, what explains it, long steps and restarts."""
+    """The speed of the reference and of the slower bins (``inside`` the stretch), why, long steps and restarts."""
     if verdict == Trend.INSUFFICIENT:
         return "Too few steps to tell whether the job became slower."
-    base, worst = next(one for one in made if one.is_reference), max(made, key=lambda one: one.step_ms)
+    base = next(one for one in made if one.is_reference)
     if verdict == Trend.STEADY:
         text = (
-            f"{_speed(measure, base)} at best, in steps {base.steps[0]} to {base.steps[1]}, and what the others lost "
-            "against them is under 1 % of the time, or the noise of the steps"
+            f"{_speed(measure, base)} in the reference stretch, steps {base.steps[0]} to {base.steps[1]}, and the "
+            "others do not differ from it beyond the noise of the steps"
         )
+    elif not inside:
+        text = f"{_speed(measure, base)} in steps {base.steps[0]} to {base.steps[1]}, and single long steps"
     else:
-        text = (
-            f"{_speed(measure, base)} in steps {base.steps[0]} to {base.steps[1]}, {_speed(measure, worst)} in steps "
-            f"{worst.steps[0]} to {worst.steps[1]}"
-        )
-        causes = [row for row in growth if row.share is not None and row.share >= 0.1][:3]
-        if causes:
-            text += ": " + ", ".join(f"{row.name} explains {row.share:.0%}" for row in causes)
+        worst = max(inside, key=lambda one: one.step_ms)
+        text = _change(verdict, f"{_speed(measure, base)} in steps {base.steps[0]} to {base.steps[1]}", base, worst)
+        text += f" {_speed(measure, worst)} in steps {worst.steps[0]} to {worst.steps[1]}"
+    causes = [row for row in growth if row.share is not None and row.share >= 0.1][:3]
+    if causes:
+        text += ": " + ", ".join(f"{row.name} explains {_share(row.share or 0.0)}" for row in causes)
     if count and longest[0].segment is None:
-        text += (
-            f"; {count} single steps of up to {longest[0].duration_ms / 1e3:,.1f} s, as restarts or stalls make them"
-        )
+        what = "1 single step" if count == 1 else f"{count} single steps"
+        text += f"; {what} of up to {longest[0].duration_ms / 1e3:,.1f} s, as restarts or stalls make them"
     if redone:
         times = "1 restart" if len(redone) == 1 else f"{len(redone)} restarts"
         text += f"; {times} repeated {sum(one.lost_steps for one in redone)} steps"
     return text + "."
+
+
+def _change(verdict: Trend, speed: str, base: Bin, worst: Bin) -> str:
+    if verdict == Trend.DECLINED:
+        return f"{speed},"
+    is_over = (worst.attempt, worst.steps) < (base.attempt, base.steps)
+    return f"{speed}: the job became faster, from" if is_over else f"{speed}, and for a while"
+
+
+def _share(share: float) -> str:
+    return "all of it" if share >= 0.995 else f"{share:.0%}"
 
 
 def _speed(measure: Measure, one: Bin) -> str:
@@ -58,7 +70,7 @@ def notes_of(lives: Sequence[Life], measure: Measure) -> list[Abstention]:
     """What the figures lack, and what was left out."""
     notes = []
     if measure != Measure.MFU:
-        instead = "tokens a second" if measure == Measure.TOKENS else "the step time relative to the best stretch"
+        instead = "tokens a second" if measure == Measure.TOKENS else "the step time relative to the reference stretch"
         notes.append(Abstention("mfu", f"no MFU was recorded (the device's peak is not known): {instead} is shown"))
     if measure == Measure.SPEED:
         notes.append(Abstention("tokens", "no tokens were recorded"))

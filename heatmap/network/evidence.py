@@ -42,7 +42,7 @@ def gather(
             own, table_name = float(value), "events" if channels.exact else "rank_windows"
             said = _statement(place, one, own, channels, steps)
             result.append(Evidence(said, own, round(one.usual_ms, 6), table_name, sql))
-    return tuple(result) + _victims(place, routes, result)
+    return tuple(result) + _victims(place, routes, result, inside=channels.inside)
 
 
 def _statement(place: Place, one: Excess, value: float, channels: Channels, steps: tuple[int, int]) -> str:
@@ -51,10 +51,11 @@ def _statement(place: Place, one: Excess, value: float, channels: Channels, step
     count = len(one.channels)
     own = f"{count} {what}{'s' if count > 1 else ''} of {_who(place)}"
     window = f"of each window of {channels.step_width} steps "
+    place_of_links = "inside hosts" if channels.inside else "between hosts"
     how = "" if channels.exact else window + ("a bound of the mean, " if channels.by_mean else "the least, ")
     return (
         f"transfers of {one.segment} take {value:.2f} ms in {own} once all have arrived ({how}median over steps "
-        f"{steps[0]} to {steps[1]}), in {one.peers} other {what}s between hosts "
+        f"{steps[0]} to {steps[1]}), in {one.peers} other {what}s {place_of_links} "
         f"{one.usual_ms:.2f} ms: x{value / one.usual_ms:.2f}"
     )
 
@@ -67,14 +68,16 @@ def _who(place: Place) -> str:
     return f"rank{'s' if len(place.ranks) > 1 else ''} {', '.join(str(rank) for rank in place.ranks)}"
 
 
-def _victims(place: Place, routes: Routes, evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
+def _victims(
+    place: Place, routes: Routes, evidence: Sequence[Evidence], *, inside: bool
+) -> tuple[Evidence, ...]:
     """How many routes are slow, and who is at their other ends."""
     if place.kind not in (CulpritKind.RANK, CulpritKind.HOST) or not evidence:
         return ()
     others = {int(rank) for one in place.routes for rank in routes.members(one)} - set(place.ranks)
     count = len(place.routes)
     statement = (
-        f"{f'all {count} routes' if count > 1 else 'the only route'} from {_who(place)} to other hosts "
+        f"{f'all {count} routes' if count > 1 else 'the only route'} from {_who(place)} {'inside its host' if inside else 'to other hosts'} "
         f"{'are' if count > 1 else 'is'} slow at once; the {len(others)} ranks at the other ends only wait: no other "
         f"rank explains these routes"
     )
@@ -84,13 +87,14 @@ def _victims(place: Place, routes: Routes, evidence: Sequence[Evidence]) -> tupl
 def _of_spans(attempt: Attempt, one: Excess, channels: Channels, steps: tuple[int, int]) -> str:
     """Median over operations of the shortest duration among the members."""
     chosen = one.channels[:MOST_CHANNELS]
-    groups = ", ".join(str(group) for group in sorted({int(channels.group[row]) for row in chosen}))
+    pairs = sorted({(int(channels.group[row]), int(channels.sender[row])) for row in chosen})
+    wanted = ", ".join(f"({group}, {sender})" for group, sender in pairs)
     names = ", ".join(literal(name) for name in sorted({one.segment, one.segment.replace("send", "recv")}))
     return (
         f'SELECT median(ms) FROM (SELECT e."group", e.sequence, min(e.duration_ns) / 1e6 AS ms FROM events e '
         f"JOIN segments s USING (run, attempt, segment) WHERE e.run = {literal(attempt.run)} "
         f"AND e.attempt = {attempt.attempt} AND e.step BETWEEN {steps[0]} AND {steps[1]} AND e.status = 'ok' "
-        f'AND s.name IN ({names}) AND e."group" IN ({groups}) '
+        f'AND s.name IN ({names}) AND (e."group", {SENDER}) IN ({wanted}) '
         f'GROUP BY e."group", e.sequence, {SENDER} HAVING count(*) > 1)'
     )
 

@@ -43,7 +43,7 @@ MAX_VISIBLE_RATIO = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """One place with what it costs, and the channels that show it."""
 
     place: Place
@@ -85,21 +85,21 @@ def judge_channels(store: Store, attempt: Attempt, channels: Channels, seen: Obs
     if visible is None:
         what = "steps" if channels.step_width == 1 else f"windows of {channels.step_width} steps"
         return _abstain(f"{len(channels.steps)} {what} are too few to tell a slow link from noise")
-    slow = _by_id(routes.levels, channels)
-    places = locate(routes, _by_id(levels, channels), slow, seen.placement)
-    cases = [one for place in places if (one := _case(place, routes, channels, usual, seen.step_ms)) is not None]
+    slow = by_id(routes.levels, channels)
+    places = locate(routes, by_id(levels, channels), slow, seen.placement)
+    cases = [one for place in places if (one := case_of(place, routes, channels, usual, seen.step_ms)) is not None]
     notes = _not_named(places, cases, unexplained(places, slow, routes))
     if not slow and not places:
         cases = _partial(channels, seen)
     if (reason := _unbelievable([one.place for one in cases], seen)) is not None:
         return _abstain(reason)
     cases.sort(key=lambda one: (-one.lost_share, one.place.ranks))
-    culprits = tuple(_culprit(store, attempt, one, routes, seen) for one in cases[:MOST_CULPRITS])
+    culprits = tuple(culprit_of(store, attempt, one, routes, seen) for one in cases[:MOST_CULPRITS])
     notes += _notes(channels, logs, visible, len(cases))
     return Findings(culprits, (*notes, *_uncovered(levels, seen)))
 
 
-def _partial(channels: Channels, seen: Observations) -> list[_Case]:
+def _partial(channels: Channels, seen: Observations) -> list[Case]:
     """The one place that shows in the means of windows alone, since its links are slow in parts of these.
 
     A bound of a mean contains waiting. So it is believed of a rank or a host only, all of whose routes are raised, and
@@ -109,10 +109,10 @@ def _partial(channels: Channels, seen: Observations) -> list[_Case]:
     if means is None:
         return []
     usual, routes = usual_ms(means), find_routes(means, log_ratios(means))
-    places = locate(routes, _by_id(rank_levels(routes), means), {}, seen.placement)
+    places = locate(routes, by_id(rank_levels(routes), means), {}, seen.placement)
     if len(places) != 1:
         return []
-    return [one for place in places if (one := _case(place, routes, means, usual, seen.step_ms)) is not None]
+    return [one for place in places if (one := case_of(place, routes, means, usual, seen.step_ms)) is not None]
 
 
 def _unbelievable(places: list[Place], seen: Observations) -> str | None:
@@ -136,27 +136,36 @@ def _abstain(reason: str) -> Findings:
     return Findings(abstained=(Abstention(SIGNAL, reason),))
 
 
-def _by_id(levels: Levels, channels: Channels) -> dict[int, Raised]:
+def by_id(levels: Levels, channels: Channels) -> dict[int, Raised]:
+    """Stretches in which rows are raised, by what the rows stand for."""
     return {int(levels.ids[one.row]): one for one in raised_rows(levels, channels.step_width)}
 
 
-def _case(place: Place, routes: Routes, channels: Channels, usual: FloatArray, step_ms: FloatArray) -> _Case | None:
+def case_of(
+    place: Place,
+    routes: Routes,
+    channels: Channels,
+    usual: FloatArray,
+    step_ms: FloatArray,
+    min_excess_share: float = MIN_EXCESS_SHARE,
+) -> Case | None:
     """A place, if it is worth an accusation."""
     found = excesses(place, routes, channels, usual)
     if not found or not found[0].a_step_ms > 0:
         return None
     inside = step_ms[place.stretch.first : place.stretch.last + 1]
     length = float(np.nanmedian(inside)) if np.isfinite(inside).any() else math.nan
-    if sum(one.a_step_ms for one in found) < MIN_EXCESS_SHARE * length:
+    if sum(one.a_step_ms for one in found) < min_excess_share * length:
         return None
     if place.kind in (CulpritKind.GROUP, CulpritKind.LINK) and (
         found[0].ratio < GROUP_RATIO or found[0].peers < GROUP_PEERS
     ):
         return None
-    return _Case(place, found, lost_share(place, found, step_ms, channels.step_width), channels)
+    return Case(place, found, lost_share(place, found, step_ms, channels.step_width), channels)
 
 
-def _culprit(store: Store, attempt: Attempt, case: _Case, routes: Routes, seen: Observations) -> Culprit:
+def culprit_of(store: Store, attempt: Attempt, case: Case, routes: Routes, seen: Observations) -> Culprit:
+    """The accusation of a place, with its evidence."""
     place, first, channels = case.place, case.found[0], case.channels
     steps = _steps(place.stretch, channels, seen)
     evidence = gather(store, attempt, place, routes, case.found, channels, steps)
@@ -185,7 +194,7 @@ def _steps(stretch: Raised, channels: Channels, seen: Observations) -> tuple[int
     return int(channels.steps[stretch.first]), last if seen.last_step is None else min(last, seen.last_step)
 
 
-def _confidence(case: _Case) -> float:
+def _confidence(case: Case) -> float:
     """0 to 1, an ordering aid: grows with z and the ratio; less for a place that is one of several explanations."""
     place, first = case.place, case.found[0]
     sure = 1 - 0.5 * math.exp(-max(place.stretch.z - 8.0, 0.0) / 8.0)
@@ -208,7 +217,7 @@ def _uncovered(levels: Levels, seen: Observations) -> list[Abstention]:
     return [Abstention(SIGNAL, reason)]
 
 
-def _not_named(places: list[Place], cases: list[_Case], left: list[int]) -> list[Abstention]:
+def _not_named(places: list[Place], cases: list[Case], left: list[int]) -> list[Abstention]:
     """Slow transfers that nobody is accused of."""
     notes = []
     if len(places) > len(cases):

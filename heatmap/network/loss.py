@@ -14,6 +14,9 @@ from .places import Place
 MIN_SHOWN = 1.2
 """Ratio to the usual time from which on a channel of a slow route is counted as slow."""
 
+MIN_OF_WORST = 0.25
+"""Share of the worst channel's excess: a link that is slow one way does not count the other."""
+
 MIN_OUTSIDE_STEPS = 10
 """Steps outside the stretch, from which on the usual length of a step is known."""
 
@@ -52,6 +55,8 @@ def excesses(place: Place, routes: Routes, channels: Channels, usual: FloatArray
         known = np.flatnonzero(np.isfinite(own) & (like > 0) & (own > MIN_SHOWN * like))
         if not len(known):
             continue
+        excess = (own - like)[known]
+        known = known[excess >= MIN_OF_WORST * excess.max()]
         order = known[np.argsort(-(own[known] / like[known]), kind="stable")]
         worst = rows[order[0]]
         peers = int((channels.kind == channels.kind[worst]).sum()) - len(order)

@@ -91,7 +91,7 @@ def _wholes(left: Sequence[int], routes: Routes, slow: Mapping[int, Raised], pla
     It must stand out among those of the same stages: where most of them are slow, the stage has more to send.
     """
     places = []
-    alike = _alike(routes, placement) if left else {}
+    alike = alike(routes, placement) if left else {}
     for route in left:
         beside = alike[route]
         if len(beside) <= MIN_BESIDE or 2 * sum(other in slow for other in beside) > len(beside):
@@ -103,7 +103,7 @@ def _wholes(left: Sequence[int], routes: Routes, slow: Mapping[int, Raised], pla
     return places
 
 
-def _alike(routes: Routes, placement: Placement) -> dict[int, list[int]]:
+def alike(routes: Routes, placement: Placement) -> dict[int, list[int]]:
     """For every route, those of as many members that join the same stages, itself among them."""
     begins = np.searchsorted(routes.route_of, np.arange(len(routes.levels.ids)))
     roles = placement.roles(routes.rank_of)

@@ -66,12 +66,18 @@ def choose_steps(
 ) -> tuple[int, int] | None:
     """The steps that ``--steps``, ``--since`` and ``--until`` leave; None for all. A time without a zone is UTC.
 
-    Raises MegascopeError where no step began in that time.
+    Raises MegascopeError where no step began in that time, or where the attempt has no date.
     """
     chosen = parse_steps(steps)
     if since is None and until is None:
         return chosen
-    bounds = [_nanoseconds(since) if since else 0, _nanoseconds(until) if until else 2**62]
+    from ..collectors.attempts import UNDATED_NS  # noqa: PLC0415
+
+    if attempt.start_ns is not None and attempt.start_ns < UNDATED_NS:
+        raise MegascopeError(
+            f"Run {attempt.run}, attempt {attempt.attempt} has no date: give --steps instead of --since and --until."
+        )
+    bounds = [max(_nanoseconds(since) if since else 0, UNDATED_NS), _nanoseconds(until) if until else 2**62]
     found: dict[str, int | None] = {"first": None, "last": None}
     for table in ("steps", "events"):  # a foreign store may have spans alone
         if found["first"] is None:

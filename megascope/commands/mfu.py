@@ -19,7 +19,6 @@ from .common import (
     Until,
     choose_steps,
     open_attempt,
-    parse_steps,
     print_json,
     print_report,
     report_damage,
@@ -40,13 +39,13 @@ def mfu(
     steps: Steps = None,
     since: Since = None,
     until: Until = None,
-    bins: Annotated[int, Parameter(help="Stretches of steps that are told apart.", validator=Number(gte=2))] = 24,
+    bins: Annotated[int, Parameter(help="Stretches of steps that are told apart.", validator=Number(gte=2))] = 12,
     csv: Annotated[Path | None, Parameter(help="File to write the stretches to, one row each.")] = None,
     json: Json = False,
 ) -> int:
     """Show MFU over time, and which part of a step explains what was lost; restarts and repeated steps too.
 
-    Where no MFU was recorded, tokens a second or the step time against the best stretch stand for it.
+    Where no MFU was recorded, tokens a second or the step time against the reference stretch stand for it.
 
     Example: megascope mfu runs/demo/store --steps 100: --csv mfu.csv
     """
@@ -70,19 +69,19 @@ def mfu(
 
 def _in_time(
     store: Store, attempts: list[Attempt], steps: str | None, since: datetime | None, until: datetime | None
-) -> tuple[list[Attempt], tuple[int, int] | None]:
-    """The attempts that have steps in the given time, and from which step to which; None for all."""
-    if since is None and until is None:
-        return attempts, parse_steps(steps)
-    found: list[tuple[Attempt, tuple[int, int]]] = []
+) -> tuple[list[Attempt], dict[int, tuple[int, int]] | None]:
+    """The attempts that have steps in the given time, and from which step to which in each; None for all."""
+    between: dict[int, tuple[int, int]] = {}
     missing: MegascopeError | None = None
     for one in attempts:
         try:
-            between = choose_steps(store, one, steps, since, until)
+            chosen = choose_steps(store, one, steps, since, until)
         except MegascopeError as error:
             missing = error
         else:
-            found += [(one, between)] if between is not None else []
-    if not found and missing is not None:
+            if chosen is None:
+                return attempts, None
+            between[one.attempt] = chosen
+    if not between and missing is not None:
         raise missing
-    return [one for one, _ in found], (min(low for _, (low, _) in found), max(high for _, (_, high) in found))
+    return [one for one in attempts if one.attempt in between], between
