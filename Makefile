@@ -34,7 +34,7 @@ lint: setup  ## ruff and mypy --strict, tests included
 	$(BIN)/mypy tests benchmarks examples
 
 bench: setup chromium  ## Run the benchmarks; each prints one JSON object
-	for name in recorder collectives collector clocks kills simulator store score pages; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in recorder collectives collector clocks kills simulator store score whatif trainer_stragglers pages; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 chromium:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
