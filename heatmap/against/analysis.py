@@ -37,6 +37,9 @@ MAX_WITH_EVIDENCE = 10
 VISIBLE = 1.05
 """What must have shown before it is said that nothing got slower."""
 
+LEAST_COST = 0.005
+"""What takes less than such a share of the step longer is a small change, however sure."""
+
 MIN_WAITING_SHARE = 0.1
 """Waiting that nothing slower explains is a finding from this share of the step's growth on."""
 
@@ -60,10 +63,12 @@ def compare_runs(
     found = [one for pair in shared for one in _changes(pair, now, then, len(shared))]
     step = _step(now, then)
     growth = _growth(now.life, then.life) if step is not None else ()
-    slower = [one for one in found if one.place in (Place.HOST, Place.RANK) or is_slower(one.change)]
-    slower = [_with_cost(one, now, step) for one in [*slower, *_waiting(growth, step)]]
-    slower.sort(key=lambda one: (-one.lost_ms, -one.own_ms))
+    every = [one for one in found if one.place in (Place.HOST, Place.RANK) or is_slower(one.change)]
+    every = [_with_cost(one, now, step) for one in [*every, *_waiting(growth, step)]]
+    every.sort(key=lambda one: (-one.lost_ms, -one.own_ms))
+    slower, small = _by_cost(every, now, step)
     faster = sorted((one for one in found if is_faster(one.change)), key=lambda one: one.own_ms)
+    faster = [one for one in faster if -one.own_ms >= _least_ms(now)]
     blocking = list(_blocking(now, then, shared))
     verdict = _verdict(slower, step, blocking)
     return Against(
@@ -76,6 +81,7 @@ def compare_runs(
         then=then.said(),
         step=step,
         findings=tuple(_told(one, now, then, place) for place, one in enumerate(slower[:MAX_FINDINGS])),
+        small=tuple(replace(one, statement=statement_of(one)) for one in small[:MAX_FINDINGS]),
         faster=tuple(replace(one, statement=statement_of(one)) for one in faster[:MAX_FINDINGS]),
         growth=growth,
         differences=differences(now, then),
@@ -122,7 +128,7 @@ def _growth(now: Life | None, then: Life | None) -> tuple[Growth, ...]:
 
 
 def _waiting(growth: Sequence[Growth], step: Change | None) -> Iterator[Slower]:
-    """Waiting that got longer and that no slower work explains: of a network, or of work that was not timed."""
+    """Waiting that got longer and that no slower work explains: whose origin that is, it does not tell."""
     if step is None or not is_slower(step):
         return
     for row in growth:
@@ -146,10 +152,37 @@ def _waiting(growth: Sequence[Growth], step: Change | None) -> Iterator[Slower]:
             )
 
 
+_STEP_ORDER = ("tp", "cp", "ep", "pp", "dp", "world")
+"""Inside micro-batches, then between stages, then at the step's end: who is late is waited for in this order."""
+
+
+def _by_cost(slower: Sequence[Slower], now: Loaded, step: Change | None) -> tuple[list[Slower], list[Slower]]:
+    """Findings, and changes too small to be one: of the step, or, where it is not longer, within its own interval.
+
+    Waiting is told at the end, in the order in which a step meets it.
+    """
+    least = _least_ms(now)
+    if step is not None and not is_slower(step):
+        least = max(least, (step.ratio - step.low) * step.then_ms)
+    costly = [one for one in slower if one.own_ms >= least and one.lost_ms >= least]
+    work = [one for one in costly if one.place != Place.WAITING]
+    waits = sorted((one for one in costly if one.place == Place.WAITING), key=_axis_place)
+    return work + waits, [one for one in slower if one not in costly]
+
+
+def _least_ms(now: Loaded) -> float:
+    known = now.seen.step_ms[np.isfinite(now.seen.step_ms)]
+    return LEAST_COST * float(np.median(known)) if len(known) else 0.0
+
+
+def _axis_place(one: Slower) -> int:
+    return _STEP_ORDER.index(one.segment) if one.segment in _STEP_ORDER else len(_STEP_ORDER)
+
+
 def _with_cost(one: Slower, now: Loaded, step: Change | None) -> Slower:
     """With what the job loses: own time that hides in a pipeline's bubbles costs nothing, so the step is the limit."""
     most = np.inf if step is None else max((step.high - 1) * step.then_ms, 0.0)
-    lost_ms, known = min(one.own_ms, most), now.seen.step_ms[np.isfinite(now.seen.step_ms)]
+    lost_ms, known = max(min(one.own_ms, most), 0.0), now.seen.step_ms[np.isfinite(now.seen.step_ms)]
     return replace(one, lost_ms=lost_ms, lost_share=round(lost_ms / float(np.median(known)), 6) if len(known) else 0.0)
 
 

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .compare import is_slower
 from .result import Against, Place, Side, Slower, Verdict
 from .words import step_words
 
@@ -16,10 +17,11 @@ MAX_FASTER = 5
 
 def render(found: Against) -> RenderableType:
     """The sentence, the two sides, what got slower with its evidence, what got faster, and what was not judged."""
+    several = found.now.store != found.then.store
     parts: list[RenderableType] = [
         Text(f"{found.verdict.upper()}: {found.sentence}", _STYLES[found.verdict]),
-        Text(f"now:  {_side(found.now)}", "dim"),
-        Text(f"then: {_side(found.then)}", "dim"),
+        Text(f"now:  {_side(found.now, several)}", "dim"),
+        Text(f"then: {_side(found.then, several)}", "dim"),
     ]
     if found.step is not None:
         parts.append(Text(f"step: {step_words(found.step)}"))
@@ -27,13 +29,11 @@ def render(found: Against) -> RenderableType:
         parts += [Text(), _table(found.findings), Text()]
         for one in found.findings:
             parts.append(Text(f"  - {one.statement}"))
-    if found.growth and found.step is not None and found.verdict == Verdict.SLOWER:
-        parts += [Text(), Text("A step takes longer for", "bold")]
-        parts += [
-            Text(f"  {row.name}: {row.growth_ms:+,.2f} ms ({row.share:.0%})")
-            for row in found.growth
-            if row.share is not None and (abs(row.share) >= 0.01 or row.kind == "rest")
-        ]
+    if found.step is not None and is_slower(found.step) and (lines := _grown(found)):
+        parts += [Text(), Text("A step takes longer for", "bold"), *lines]
+    if found.small:
+        parts += [Text(), Text("Small changes (under 0.5 % of the step, or within its interval)", "bold")]
+        parts += [Text(f"  {one.statement}") for one in found.small[:MAX_FASTER]]
     if found.faster:
         parts += [Text(), Text("Faster", "bold"), *(Text(f"  {one.statement}") for one in found.faster[:MAX_FASTER])]
     if found.differences:
@@ -44,10 +44,19 @@ def render(found: Against) -> RenderableType:
     return Group(*parts)
 
 
-def _side(side: Side) -> str:
+def _grown(found: Against) -> list[Text]:
+    return [
+        Text(f"  {row.name}: {row.growth_ms:+,.2f} ms ({row.share:.0%})")
+        for row in found.growth
+        if row.share is not None and (abs(row.share) >= 0.01 or row.kind == "rest")
+    ]
+
+
+def _side(side: Side, several: bool) -> str:
     steps = "no steps" if side.steps is None else f"steps {side.steps[0]} to {side.steps[1]}"
     layout = " ".join(f"{axis}={size}" for axis, size in side.layout.items())
-    return f"run {side.run}, attempt {side.attempt}, {steps}, {side.ranks:,} ranks ({layout}), from {side.source}"
+    who = f"{f'store {side.store}, ' if several else ''}run {side.run}, attempt {side.attempt}"
+    return f"{who}, {steps}, {side.ranks:,} ranks ({layout}), from {side.source}"
 
 
 def _table(findings: tuple[Slower, ...]) -> Table:

@@ -84,7 +84,8 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The whole answer. ``step`` compares the steps' times, None where they hold different work; ``growth`` are parts
+    """The whole answer. ``step`` compares the steps' times, None where they hold different work; ``small`` are changes
+    beyond noise that cost under 0.5 % of the step, or less than its interval, and make no verdict; ``growth`` are parts
     that add up to what a step takes longer; ``differences`` say what the two do not have in common."""
 
     run: str
@@ -96,6 +97,7 @@ class Against:
     then: Side
     step: Change | None
     findings: tuple[Slower, ...]
+    small: tuple[Slower, ...]
     faster: tuple[Slower, ...]
     growth: tuple[Growth, ...]
     differences: tuple[str, ...]

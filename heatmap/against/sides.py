@@ -93,7 +93,8 @@ def other_work(now: Loaded, then: Loaded) -> list[str]:
     reasons = []
     if cut:
         reasons.append(f"{', '.join(cut)} cut the model or the sequence otherwise on the two sides")
-    reasons += [one for one in _changed(now.attempt.configuration, then.attempt.configuration) if "model." in one]
+    changed = changed_settings(now.attempt.configuration, then.attempt.configuration)
+    reasons += [text for name, text in changed if is_of_model(name)]
     mine, theirs = now.tokens_per_span(), then.tokens_per_span()
     if mine is not None and theirs is not None and abs(mine - theirs) > COUNT_SLACK * theirs:
         reasons.append(f"a span stands for {mine:,.0f} tokens now, {theirs:,.0f} then")
@@ -101,6 +102,11 @@ def other_work(now: Loaded, then: Loaded) -> list[str]:
     if mine is not None and theirs is not None and abs(mine - theirs) > WORK_SLACK * theirs:
         reasons.append(f"a token costs x{mine / theirs:.2f} of the FLOPs, or the device's peak is another")
     return reasons
+
+
+def is_of_model(name: str) -> bool:
+    """Whether a setting is one of the model's, by its name: `model.layers`, also inside another table."""
+    return "model" in name.split(".")[:-1]
 
 
 def same_work(now: Loaded, then: Loaded) -> bool:
@@ -138,7 +144,7 @@ def _differences(now: Loaded, then: Loaded) -> Iterator[str]:
         alone = sorted(name for name, _ in own.keys() - other.keys())
         if alone:
             yield f"{', '.join(alone)} runs {which} only"
-    changed = _changed(now.attempt.configuration, then.attempt.configuration)
+    changed = [text for _, text in changed_settings(now.attempt.configuration, then.attempt.configuration)]
     yield from changed[:MAX_DIFFERENCES]
     if len(changed) > MAX_DIFFERENCES:
         yield f"{len(changed) - MAX_DIFFERENCES} more settings"
@@ -153,11 +159,11 @@ def _layout(side: Loaded) -> str:
     return "x".join(f"{axis}{size}" for axis, size in side.attempt.layout.items()) or "unknown"
 
 
-def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    """Settings with other values, as text."""
+def changed_settings(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings with other values: names, and as text."""
     mine, theirs = dict(_flat(now)), dict(_flat(then))
     names = sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
-    return [f"{name} is {mine[name]} now, {theirs[name]} then" for name in names]
+    return [(name, f"{name} is {mine[name]} now, {theirs[name]} then") for name in names]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,12 +14,12 @@ def statement_of(one: Slower) -> str:
     if one.place == Place.WAITING:
         return (
             f"waiting over {one.segment} takes {change.now_ms:,.2f} ms a step that no slower work explains, "
-            f"{change.then_ms:,.2f} ms then: the network, or work that was not timed"
+            f"{change.then_ms:,.2f} ms then: whose origin this is it does not tell (slow transfers, or somebody late)"
         )
     interval = f"x{change.ratio:.3f} ({change.low:.3f} to {change.high:.3f})"
     times = f"{change.now_ms:,.2f} ms a span now, {change.then_ms:,.2f} ms then"
     cost = f"{one.own_ms:+,.1f} ms a step"
-    if one.lost_ms < 0.9 * one.own_ms:
+    if 0 < one.lost_ms < 0.9 * one.own_ms:
         cost += f", of which the job loses at most {one.lost_ms:,.1f} ms"
     if one.place in (Place.RANK, Place.HOST):
         return f"{_who(one)} changed {interval} more than its stage in {one.segment}: {times}, {cost}{_moved(one)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ...collectors.store import Store
 from ...collectors.verdicts import Abstention
 from ...profiler.errors import MegascopeError
 from ..mfu.parts import BoolArray
+from ..mfu.steps import moment
 from ..peers import FloatArray
 from ..verdict import Outcome
 from .chance import at_least, usual_rate, wilson
@@ -91,7 +93,7 @@ def _mfu(found: Sequence[History], lost: Sequence[FloatArray] | None, week: str 
 
 def _record(one: History) -> AttemptRecord:
     steps = one.series.steps
-    start = int(one.series.start_ns[0])
+    start = moment(one.series.start_ns[0])
     lost = _lost_hours(one) / one.hours
     mfu = _mfu([one], None)
     return AttemptRecord(
@@ -99,12 +101,12 @@ def _record(one: History) -> AttemptRecord:
         run=one.attempt.run,
         attempt=one.attempt.attempt,
         verdict=str(one.verdict.verdict),
-        ranks=one.ranks,
-        hosts=len(one.hosts),
+        ranks=one.ranks or None,
+        hosts=len(one.hosts) or None,
         steps=(int(steps[0]), int(steps[-1])),
-        start_ns=start if start > 0 else one.attempt.start_ns,
+        start_ns=start,
         hours=one.hours,
-        gpu_hours=one.hours * one.ranks,
+        gpu_hours=one.hours * one.ranks if one.ranks else None,
         lost_share=round(lost, 6),
         lost_by=str(one.lost_by),
         slowdown=one.verdict.slowdown,
@@ -118,14 +120,14 @@ def _hosts(judged: Sequence[History]) -> tuple[HostRecord, ...]:
     present = Counter(host for one in judged for host in one.hosts)
     blamed = {(place, host) for place, one in enumerate(judged) for host in _blamed(one)}
     accused = Counter(host for _, host in blamed)
-    everywhere, everyone = sum(present.values()), sum(accused.values())
+    usual = usual_rate([accused[host] for host in present], list(present.values()))
     records = [
         _host(
             host,
             judged,
             present[host],
             times,
-            at_least(times, present[host], usual_rate(everyone - times, everywhere - present[host])) * len(present),
+            at_least(times, present[host], usual) * len(present),
         )
         for host, times in accused.items()
         if present[host]
@@ -218,7 +220,12 @@ def _notes(found: Sequence[History], empty: int) -> list[Abstention]:
         if one.verdict.verdict == Outcome.INSUFFICIENT:
             why = one.verdict.abstained[0].reason if one.verdict.abstained else "no rank could be compared"
             name = f"{one.attempt.run}/{one.attempt.attempt}"
+            name = name if len({each.store for each in found}) == 1 else f"{Path(one.store).name}:{name}"
             notes.append(Abstention(name, f"could not be judged, and counts for no host: {why}"))
+    if any(not one.ranks for one in found):
+        notes.append(Abstention("ranks", "attempts whose number of ranks is not known count in no GPU-hours"))
+    if any((~one.dated()).any() for one in found):
+        notes.append(Abstention("weeks", "steps without a date are in no week"))
     if any(not one.hosts for one in found):
         notes.append(Abstention("hosts", "some attempts do not say which hosts they ran on"))
     if any(not np.isfinite(one.series.mfu).any() for one in found):

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
+import numpy as np
+
 CONFIDENCE = 0.95
+
+FALSE_RATE = 0.01
+"""Attempts of a healthy host in which it is accused, at most, as verdicts are scored: no usual rate is below."""
+
+FIT_ROUNDS = 60
 
 
 def wilson(accused: int, present: int) -> tuple[float, float]:
@@ -37,6 +45,23 @@ def at_least(accused: int, present: int, rate: float) -> float:
     return min(total, 1.0)
 
 
-def usual_rate(accused: int, present: int) -> float:
-    """Rate of the others, never 0: one more of two more (Laplace's rule of succession)."""
-    return (accused + 1) / (present + 2)
+def usual_rate(accused: Sequence[int], present: Sequence[int]) -> float:
+    """Rate at which a host that is like most is accused, from the counts of all hosts; `FALSE_RATE` at least.
+
+    Hosts are of two kinds, the usual and those accused more often, each with a binomial rate; both rates and how many
+    are of which kind are fitted by expectation and maximization (Dempster, Laird and Rubin, 1977). No more than half of
+    the hosts may be of the second kind: what happens to most is usual.
+    """
+    k, n = np.asarray(accused, float), np.asarray(present, float)
+    k, n = k[n > 0], n[n > 0]
+    if not len(n):
+        return FALSE_RATE
+    whole = float(k.sum() / n.sum())
+    usual, often, share = FALSE_RATE, max(0.75, whole), 0.1
+    for _ in range(FIT_ROUNDS):
+        logs = [k * math.log(rate) + (n - k) * math.log1p(-rate) for rate in (usual, often)]
+        is_often = 1 / (1 + (1 - share) / share * np.exp(np.clip(logs[0] - logs[1], -700, 700)))
+        share = float(np.clip(is_often.mean(), 1e-6, 1 - 1e-6))
+        usual = float(np.clip(((1 - is_often) * k).sum() / max(((1 - is_often) * n).sum(), 1e-9), 1e-4, 0.999))
+        often = float(np.clip((is_often * k).sum() / max((is_often * n).sum(), 1e-9), usual, 0.999))
+    return max(usual if share <= 0.5 else whole, FALSE_RATE)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from ...collectors.attempts import UNDATED_NS
 from ...collectors.store import Attempt, Store
 from ..mfu.parts import BoolArray
 from ..mfu.steps import StepSeries, load_series
@@ -24,7 +25,10 @@ NS_PER_DAY = 86_400 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An attempt: where it is stored, its verdict, its steps, its hosts, and ``lost`` [S], the share of each step."""
+    """An attempt: where it is stored, its verdict, its steps, its hosts, and ``lost`` [S], the share of each step.
+
+    ``ranks`` is 0 where their number is not known.
+    """
 
     store: str
     attempt: Attempt
@@ -56,17 +60,21 @@ class History:
         whole = float((self.lost * self.series.ms).sum()) / MS_PER_HOUR
         return min(culprit.lost_share * self.hours, whole)
 
+    def dated(self) -> BoolArray:
+        """Which steps began at a moment that is known, [S]."""
+        return np.asarray(self.series.start_ns >= UNDATED_NS)
+
     def weeks(self) -> dict[str, BoolArray]:
         """ISO weeks in UTC and which steps began in them, [S] bool; steps without a moment are in none."""
         monday = (self.series.start_ns // NS_PER_DAY + 3) // 7  # the first day of 1970 was a Thursday
-        known = self.series.start_ns > 0
+        known = self.dated()
         firsts = {int(one): int(self.series.start_ns[known & (monday == one)][0]) for one in np.unique(monday[known])}
         return {week_of(moment): np.asarray(known & (monday == one)) for one, moment in firsts.items()}
 
 
 def week_of(moment_ns: int) -> str:
     """The ISO week of a moment in UTC, such as 2026-W40; empty for no moment."""
-    if moment_ns <= 0:
+    if moment_ns < UNDATED_NS:
         return ""
     year, week, _ = datetime.fromtimestamp(moment_ns / 1e9, UTC).isocalendar()
     return f"{year}-W{week:02d}"

@@ -11,7 +11,8 @@ import numpy as np
 from ..mfu.parts import BoolArray
 from ..mfu.steps import StepSeries
 from ..peers import FloatArray
-from ..verdict import Culprit, CulpritKind, StragglerVerdict
+from ..verdict import Cause, Culprit, CulpritKind, StragglerVerdict
+from ..whatif.result import Part
 
 HARDWARE = frozenset({CulpritKind.RANK, CulpritKind.HOST, CulpritKind.LINK, CulpritKind.GROUP})
 
@@ -62,10 +63,20 @@ def lost_shares(series: StepSeries, culprits: Iterable[Culprit]) -> FloatArray:
 
 
 def _replayed(verdict: StragglerVerdict) -> float | None:
-    """Share of the time that fixing the slowest workers would win, by the what-if replay: M_W (1 - 1 / S)."""
-    if verdict.slowdown is None or verdict.m_w is None or verdict.slowdown <= 1:
+    """Share of the time that repairing the accused ranks would win, by the what-if replay; None where it tells not.
+
+    What each of them saves by itself is added up, to no more than the whole excess 1 - 1 / S. Contributions of only
+    some of the accused, or of links, say nothing of the sum.
+    """
+    found = verdict.whatif
+    accused = {rank for one in verdict.culprits if one.kind in HARDWARE for rank in one.ranks}
+    if found is None or found.slowdown <= 1 or not accused:
         return None
-    return float(np.clip(verdict.m_w, 0.0, 1.0)) * (1 - 1 / verdict.slowdown)
+    saved = {int(one.name): one.saved for one in found.of(Part.RANK)}
+    if not accused <= saved.keys() or any(one.cause == Cause.NETWORK for one in verdict.culprits):
+        return None
+    share = sum(max(saved[rank], 0.0) for rank in accused)
+    return min(share, 1 - 1 / found.slowdown)
 
 
 def _scaled(lost: FloatArray, series: StepSeries, share: float) -> FloatArray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -19,18 +21,24 @@ def render(fleet: Fleet) -> RenderableType:
     parts: list[RenderableType] = [
         Text(fleet.sentence, style),
         Text(
-            f"{fleet.runs} runs, {len(fleet.attempts)} attempts, {fleet.host_count} hosts, {fleet.gpu_hours:,.2f} "
+            f"{_many(fleet.runs, 'run')}, {_many(len(fleet.attempts), 'attempt')}, {_many(fleet.host_count, 'host')}, "
+            f"{fleet.gpu_hours:,.2f} "
             f"GPU-hours: {fleet.lost_gpu_hours:,.2f} lost to accused machines{_mfu(fleet.mfu, fleet.mfu_without)}",
             "dim",
         ),
     ]
     if fleet.hosts:
         parts += [Text(), _hosts(fleet)]
-    parts += [Text(), _weeks(fleet), Text(), _attempts(fleet)]
+    parts += [Text(), _weeks(fleet)] if fleet.weeks else []
+    parts += [Text(), _attempts(fleet)]
     if fleet.abstained:
         parts += [Text(), Text("Not judged", "bold")]
         parts += [Text(f"  {one.signal}: {one.reason}") for one in fleet.abstained]
     return Group(*parts)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _mfu(mfu: float | None, without: float | None) -> str:
@@ -45,11 +53,14 @@ def _hosts(fleet: Fleet) -> Table:
         table.add_column(heading)
     table.add_column("GPU-hours lost", justify="right")
     for one in fleet.hosts[:MAX_HOSTS]:
-        where = [f"{a.run}/{a.attempt} {a.steps[0]}-{a.steps[1]}" for a in one.accusations]
+        where = [
+            f"{Path(a.store).name + ':' if len(fleet.stores) > 1 else ''}{a.run}/{a.attempt} {a.steps[0]}-{a.steps[1]}"
+            for a in one.accusations
+        ]
         table.add_row(
             escape(one.host),
             "offender" if one.offender else "",
-            f"{one.accused} of {one.present} attempts, {one.runs_accused} of {one.runs_present} runs",
+            f"{one.accused} of {_many(one.present, 'attempt')}, {one.runs_accused} of {_many(one.runs_present, 'run')}",
             f"{one.rate:.0%} ({one.low:.0%} to {one.high:.0%})",
             f"{one.chance:.2g}",
             ", ".join(f"{cause} ({times})" for cause, times in one.causes.items()),
@@ -62,26 +73,35 @@ def _hosts(fleet: Fleet) -> Table:
 def _weeks(fleet: Fleet) -> Table:
     table = Table(title="Weeks (ISO, UTC)", title_justify="left", title_style="bold")
     table.add_column("week")
-    for heading in ("attempts", "hours", "GPU-hours", "lost hours", "lost GPU-hours", "lost", "MFU", "without them"):
+    has_mfu = any(one.mfu is not None for one in fleet.weeks)
+    headings = ("attempts", "hours", "GPU-hours", "lost hours", "lost GPU-hours", "lost")
+    for heading in headings + (_MFU if has_mfu else ()):
         table.add_column(heading, justify="right")
     for one in fleet.weeks:
         table.add_row(
             one.week, str(one.attempts), f"{one.hours:,.2f}", f"{one.gpu_hours:,.2f}", f"{one.lost_hours:,.2f}",
-            f"{one.lost_gpu_hours:,.2f}", f"{one.lost_share:.1%}", _percent(one.mfu), _percent(one.mfu_without),
+            f"{one.lost_gpu_hours:,.2f}", f"{one.lost_share:.1%}",
+            *((_percent(one.mfu), _percent(one.mfu_without)) if has_mfu else ()),
         )  # fmt: skip
     return table
 
 
+_MFU = ("MFU", "without them")
+
+
 def _attempts(fleet: Fleet) -> Table:
     table = Table(title="Attempts", title_justify="left", title_style="bold")
-    for heading in ("run", "attempt", "verdict"):
+    has_mfu, several = any(one.mfu is not None for one in fleet.attempts), len(fleet.stores) > 1
+    for heading in (("store",) if several else ()) + ("run", "attempt", "verdict"):
         table.add_column(heading)
-    for heading in ("ranks", "hosts", "GPU-hours", "lost", "MFU", "without them"):
+    for heading in ("ranks", "hosts", "GPU-hours", "lost") + (_MFU if has_mfu else ()):
         table.add_column(heading, justify="right")
     for one in fleet.attempts:
         table.add_row(
-            escape(one.run), str(one.attempt), one.verdict, f"{one.ranks:,}", str(one.hosts), f"{one.gpu_hours:,.2f}",
-            f"{one.lost_share:.1%}", _percent(one.mfu), _percent(one.mfu_without),
+            *((escape(Path(one.store).name),) if several else ()),
+            escape(one.run), str(one.attempt), one.verdict, "" if one.ranks is None else f"{one.ranks:,}",
+            "" if one.hosts is None else str(one.hosts), "" if one.gpu_hours is None else f"{one.gpu_hours:,.2f}",
+            f"{one.lost_share:.1%}", *((_percent(one.mfu), _percent(one.mfu_without)) if has_mfu else ()),
         )  # fmt: skip
     return table
 

@@ -15,23 +15,24 @@ __all__ = ["Accusation", "AttemptRecord", "Fleet", "HostRecord", "Week", "to_jso
 class AttemptRecord:
     """One attempt: its verdict and what slow machines cost it.
 
-    ``hours`` are those of its steps, ``gpu_hours`` times its ranks. ``lost_share`` is what accused machines cost: in
-    every step the largest loss counts, since two slow ranks are waited for at once. ``lost_by`` what-if: as the replay
-    of the schedule has it, M_W (1 - 1 / S); step-time: the excess of the accused over their peers, but no more than the
-    steps are longer than those outside the accused stretches; lost-share: that excess alone, which also counts what
-    pipeline bubbles would have hidden.
+    ``hours`` are those of its steps, ``gpu_hours`` times its ranks; ``ranks``, ``hosts`` and ``gpu_hours`` are None
+    where their number is not known. ``lost_share`` is what accused machines cost: in every step the largest loss
+    counts, since two slow ranks are waited for at once. ``lost_by`` what-if: what the replay of the schedule saves with
+    the accused ranks repaired; step-time: the excess of the accused over their peers, but no more than the steps are
+    longer than those outside the accused stretches; lost-share: that excess alone, which also counts what pipeline
+    bubbles would have hidden.
     """
 
     store: str
     run: str
     attempt: int
     verdict: str
-    ranks: int
-    hosts: int
+    ranks: int | None
+    hosts: int | None
     steps: tuple[int, int] | None
     start_ns: int | None
     hours: float
-    gpu_hours: float
+    gpu_hours: float | None
     lost_share: float
     lost_by: str
     slowdown: float | None
@@ -60,8 +61,8 @@ class HostRecord:
     """A host over all attempts that were judged and that it took part in.
 
     ``rate`` is accused over present, ``low`` to ``high`` its interval of 95 % (Wilson). ``chance`` is the probability
-    of so many accusations if the host was like the others, times the hosts tried; an ``offender`` was accused at least
-    twice and has a chance below 5 %.
+    of so many accusations at the rate of most hosts (`chance.usual_rate`), times the hosts tried; an ``offender`` was
+    accused at least twice and has a chance below 5 %.
     """
 
     host: str

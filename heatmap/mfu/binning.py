@@ -23,7 +23,7 @@ SLOWER = 1.01
 SURE = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """One bin: steps (first, last) of an attempt; ``begin`` is the place of its first step among those of all."""
 
@@ -79,7 +79,8 @@ def binned(lives: Sequence[Life], bins: int) -> Binned:
     before = 0
     for life in lives:
         for steps in _ranges(life, max(1, round(bins / len(lives)))):
-            cuts.append(Cut(life, steps, before + int(np.searchsorted(life.kept.steps, steps[0]))))
+            begin = before + int(np.searchsorted(life.kept.steps, steps[0]))
+            cuts += [Cut(life, steps, begin)]
         before += len(life.kept)
     ms = np.concatenate([life.kept.ms for life in lives])
     course = find_course(ms) if is_long_enough(len(ms)) else None
@@ -105,7 +106,7 @@ def _ranges(life: Life, bins: int) -> list[tuple[int, int]]:
 
 
 def _reference(cuts: Sequence[Cut], course: Course | None) -> Cut:
-    """The first bin that is as fast as the fastest, but for noise: outside a slower stretch, and before it if it can be.
+    """The first bin that is as fast as the fastest within a standard error, before the slower stretch or outside it.
 
     A decline is told from the beginning on, and the fastest of many bins is fast by chance.
     """
@@ -119,7 +120,7 @@ def _reference(cuts: Sequence[Cut], course: Course | None) -> Cut:
     for one, mean in zip(chosen, means, strict=True):
         counts = (len(one.compared_ms()), len(chosen[fastest].compared_ms()))
         error = 0.0 if course is None else math.hypot(*(course.error(count) for count in counts))
-        if mean <= means[fastest] * max(SLOWER, math.exp(SURE * error)):
+        if mean <= means[fastest] * max(SLOWER, math.exp(error)):
             return one
     return chosen[fastest]
 

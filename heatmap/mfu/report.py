@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -100,7 +101,7 @@ def _bins(report: MfuReport) -> Table:
     has_moments = any(one.start_ns is not None for one in report.bins)
     has_mfu = any(one.mfu is not None for one in report.bins)
     has_tokens = any(one.tokens_per_second is not None for one in report.bins)
-    columns = [
+    columns: list[tuple[str, bool, Literal["left", "right"], Callable[[Bin], str]]] = [
         ("from (UTC)", has_moments, "left", lambda one: _utc(one.start_ns)),
         ("attempt", len({one.attempt for one in report.bins}) > 1, "right", lambda one: str(one.attempt)),
         ("steps", True, "left", lambda one: f"{one.steps[0]}-{one.steps[1]}"),

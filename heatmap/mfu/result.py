@@ -44,8 +44,8 @@ class Trend(StrEnum):
 class Bin:
     """Steps ``steps`` (first, last) of an attempt: ``count`` were recorded, from ``start_ns`` to ``end_ns`` (UTC).
 
-    ``mfu`` (0 to 1) and ``tokens_per_second`` are None where the peak or the tokens are not known, the moments where the
-    trace has no date; ``speed`` is the reference's step time over this one's. ``step_ms`` is the mean and
+    ``mfu`` (0 to 1) and ``tokens_per_second`` are None where the peak or the tokens are not known, the moments where
+    the trace has no date; ``speed`` is the reference's step time over this one's. ``step_ms`` is the mean and
     ``median_step_ms`` the median, of the steps whose spans were timed where there are any. ``growth`` are the
     largest parts of what a step takes longer than in the reference; ``slow`` the places of the slow ranks and hosts
     in the list of the report whose steps overlap these.

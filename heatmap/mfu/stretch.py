@@ -27,6 +27,10 @@ LEAST_BLOCKS = 8
 MAX_CORRELATION = 0.9
 """Steps that are more alike than this are no noise, but a course."""
 
+LEAST_CORRELATION = -0.5
+
+LEAST_BLOCK = 4
+
 MAX_UNITS = 960
 """Longer series are averaged over neighbouring steps first."""
 
@@ -66,14 +70,14 @@ def is_long_enough(count: int) -> bool:
 def find_course(ms: FloatArray) -> Course:
     """Look for a slower stretch in the times of steps in order, [S].
 
-    All stretches of groups are tried; the mean of one must lie above that of the other steps by as many standard errors
-    as intervals for all of them together need (Bonferroni). Steps of more than `LONG_STEP` medians are capped, or left
-    out, whichever shows more. Where a slow beginning is found, the rest is looked at again.
+    All stretches of groups are tried, and a steady growth: the mean of one must lie above that of the other steps by as
+    many standard errors as intervals for all of them together need (Bonferroni). Steps of more than `LONG_STEP` medians
+    are capped, or left out, whichever shows more. Where a slow beginning is found, the rest is looked at again.
     """
-    capped = np.minimum(ms, LONG_STEP * float(np.median(ms)))
-    usual = np.where(ms > LONG_STEP * np.median(ms), np.nan, ms)
-    found = max((_scan(values) for values in (capped, usual)), key=lambda one: one[0])
-    course = found[1]
+    longest = LONG_STEP * float(np.median(ms))
+    usual = np.where(ms > longest, np.nan, ms)
+    found = [scan(values) for values in (np.minimum(ms, longest), usual) for scan in (_scan, _grown)]
+    course = max(found, key=lambda one: one[0])[1]
     if course.stretch is not None and course.stretch.is_first:
         begin = course.stretch.last + 1
         if is_long_enough(len(ms) - begin):
@@ -86,27 +90,51 @@ def find_course(ms: FloatArray) -> Course:
 def _scan(ms: FloatArray) -> tuple[float, Course]:
     """How many standard errors the clearest stretch is above the reach of chance, and the course it makes."""
     width = math.ceil(len(ms) / MAX_UNITS)
-    units = _means(ms, width)
-    size = max(math.ceil(LEAST_GROUP / width), math.ceil(len(units) / GROUPS))
-    edges = np.append(np.arange(0, len(units) - size + 1, size), len(units))
-    if len(edges) > 2 and edges[-1] - edges[-2] < size:
-        edges = np.delete(edges, -2)
-    logs = np.log(units)
+    logs = np.log(_means(ms, width))
+    edges = _edges(len(logs), width)
     first, last = _windows(edges)
+    whole = np.zeros(1, np.int64)
     if not len(first):
-        return -math.inf, Course(None, _noise(logs, np.zeros(1, np.int64), np.zeros(1, np.int64))[0] * width)
-    noise = _noise(logs, first, last)
+        return -math.inf, Course(None, float(_noise(_away(logs, whole, whole))[0]) * width)
+    away = _away(logs, first, last)
+    noise = _noise(away)
     inside, outside = _both_means(logs, first, last)
     count = last - first
     error = np.sqrt(noise * (1 / count + 1 / (len(logs) - count)))
-    beyond = (inside - outside) / np.maximum(error, 1e-12) - _reach(logs, noise, len(first))
+    beyond = (inside - outside) / np.maximum(error, 1e-12) - _reach(away, noise, len(first))
     beyond = np.where(inside - outside >= math.log(MIN_RATIO), beyond, -math.inf)
     best = int(np.argmax(beyond))
     if not beyond[best] > 0:
-        return float(beyond[best]), Course(None, float(_noise(logs, first[:1] * 0, last[:1] * 0)[0]) * width)
+        return float(beyond[best]), Course(None, float(_noise(_away(logs, whole, whole))[0]) * width)
     begin, end = int(first[best]), int(last[best])
-    stretch = Stretch(begin * width, min(end * width, len(ms)) - 1, _lasts(logs, begin, end, size))
+    stretch = Stretch(begin * width, min(end * width, len(ms)) - 1, _lasts(logs, begin, end, int(edges[1])))
     return float(beyond[best]), Course(stretch, float(noise[best]) * width)
+
+
+def _grown(ms: FloatArray) -> tuple[float, Course]:
+    """The same for a steady growth, whose stretch is the half in which steps are slower."""
+    width = math.ceil(len(ms) / MAX_UNITS)
+    logs = np.log(_means(ms, width))
+    edges = _edges(len(logs), width)
+    away_from_middle = np.arange(len(logs)) - (len(logs) - 1) / 2
+    slope = float(away_from_middle @ logs) / float(away_from_middle @ away_from_middle)
+    away = (logs - logs.mean() - slope * away_from_middle)[None]
+    noise = _noise(away)
+    error = math.sqrt(float(noise[0]) / float(away_from_middle @ away_from_middle))
+    beyond = abs(slope) / max(error, 1e-12) - float(_reach(away, noise, len(_windows(edges)[0]))[0])
+    if beyond <= 0 or abs(slope) * len(logs) / 2 < math.log(MIN_RATIO):
+        return min(beyond, 0.0), Course(None, float(_noise((logs - logs.mean())[None])[0]) * width)
+    half = len(logs) // 2
+    begin, end = (half, len(logs)) if slope > 0 else (0, half)
+    stretch = Stretch(begin * width, min(end * width, len(ms)) - 1, _lasts(logs, begin, end, int(edges[1])))
+    return beyond, Course(stretch, float(noise[0]) * width)
+
+
+def _edges(count: int, width: int) -> IntArray:
+    """Where groups begin among so many units of ``width`` steps, and the end."""
+    size = max(math.ceil(LEAST_GROUP / width), math.ceil(count / GROUPS))
+    edges = np.append(np.arange(0, count - size + 1, size), count)
+    return np.delete(edges, -2) if len(edges) > 2 and edges[-1] - edges[-2] < size else edges
 
 
 def _means(ms: FloatArray, width: int) -> FloatArray:
@@ -136,51 +164,48 @@ def _both_means(logs: FloatArray, first: IntArray, last: IntArray) -> tuple[Floa
     return inside / np.maximum(count, 1), (sums[-1] - inside) / np.maximum(len(logs) - count, 1)
 
 
-def _noise(logs: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
-    """Variance of a unit with which means of many vary once the two means of a stretch are taken out, [W].
-
-    Of n units in blocks of b, the mean of one block has the variance v / b of independent units (batch means). Where
-    neighbours are alike, longer blocks tell a larger v: the largest of all lengths counts, and of `_of_neighbours`.
-    """
+def _away(logs: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
+    """What is left of units when the two means of each stretch are taken out, [W, S]."""
     inside, outside = _both_means(logs, first, last)
-    result = _of_neighbours(logs, first, last)
-    size = 1
-    while size == 1 or size * LEAST_BLOCKS <= len(logs):
-        blocks = len(logs) // size
-        begins = np.arange(blocks) * size
-        means = logs[: blocks * size].reshape(blocks, size).mean(axis=1)
-        overlap = np.clip(np.minimum(begins + size, last[:, None]) - np.maximum(begins, first[:, None]), 0, size)
-        away = means - outside[:, None] - overlap / size * (inside - outside)[:, None]
-        result = np.maximum(result, size * (away**2).sum(axis=1) / max(blocks - 2, 1))
+    places = np.arange(len(logs))
+    within = (places >= first[:, None]) & (places < last[:, None])
+    result: FloatArray = logs - np.where(within, inside[:, None], outside[:, None])
+    return result
+
+
+def _noise(away: FloatArray) -> FloatArray:
+    """Variance of a unit with which means of many vary, [W], from what is left of units, [W, S].
+
+    With a correlation r of neighbours it is v (1 + r) / (1 - r), as in `against.estimate`; of n units in blocks of b,
+    the mean of one block has the variance v / b (batch means). The largest of all counts. The r of n values is too
+    small by about (1 + 4 r) / n where one mean was taken out (Marriott and Pope, 1954).
+    """
+    count = away.shape[1]
+    own = (away**2).sum(axis=1)
+    found = np.divide((away[:, 1:] * away[:, :-1]).sum(axis=1), own, out=np.zeros(len(own)), where=own > 0)
+    found = np.clip(found + 2 * (1 + 4 * np.maximum(found, 0)) / count, LEAST_CORRELATION, MAX_CORRELATION)
+    result: FloatArray = own / max(count - 2, 1) * (1 + found) / (1 - found)
+    size = LEAST_BLOCK
+    while size * LEAST_BLOCKS <= count:
+        blocks = count // size
+        means = away[:, : blocks * size].reshape(len(away), blocks, size).mean(axis=2)
+        result = np.maximum(result, size * (means**2).sum(axis=1) / max(blocks - 2, 1))
         size *= 2
     return result
 
 
-def _of_neighbours(logs: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
-    """The same from the correlation r of neighbours, [W]: v (1 + r) / (1 - r), as in `against.estimate`.
-
-    The r of n values is too small by about (1 + 4 r) / n where a mean was taken out (Marriott and Pope, 1954).
-    """
-    inside, outside = _both_means(logs, first, last)
-    places = np.arange(len(logs))
-    away = logs - np.where((places >= first[:, None]) & (places < last[:, None]), inside[:, None], outside[:, None])
-    own = (away**2).sum(axis=1)
-    found = np.divide((away[:, 1:] * away[:, :-1]).sum(axis=1), own, out=np.zeros(len(own)), where=own > 0)
-    found = np.clip(found + 2 * (1 + 4 * np.maximum(found, 0)) / len(logs), 0.0, MAX_CORRELATION)
-    result: FloatArray = own / max(len(logs) - 2, 1) * (1 + found) / (1 - found)
-    return result
-
-
-def _reach(logs: FloatArray, noise: FloatArray, tried: int) -> FloatArray:
+def _reach(away: FloatArray, noise: FloatArray, tried: int) -> FloatArray:
     """Standard errors that a mean must lie above the others', for all ``tried`` on both series, [W].
 
     A quantile z of the normal distribution is widened to Student's with v degrees of freedom, z + (z^3 + z) / 4v
     (Abramowitz and Stegun, 26.7.5), of which there are as many as independent units.
     """
-    z = normal_reach(2 * tried)
-    single = float(np.median(np.abs(np.diff(logs))) / math.sqrt(2) * 1.4826) ** 2
-    own = np.minimum(len(logs) * single / np.maximum(noise, 1e-300), len(logs))
-    return z + (z**3 + z) / (4 * np.maximum(own - 2, 1.0))
+    z = normal_reach(2 * (tried + 1))
+    count = away.shape[1]
+    single = (away**2).sum(axis=1) / max(count - 2, 1)
+    own = np.divide(count * single, noise, out=np.full(len(noise), float(count)), where=noise > 0)
+    result: FloatArray = z + (z**3 + z) / (4 * np.clip(own - 2, 1.0, count))
+    return result
 
 
 def _lasts(logs: FloatArray, first: int, last: int, size: int) -> bool:

@@ -37,7 +37,9 @@ def sentence_of(
         text += f" {_speed(measure, worst)} in steps {worst.steps[0]} to {worst.steps[1]}"
     causes = [row for row in growth if row.share is not None and row.share >= 0.1][:3]
     if causes:
-        text += ": " + ", ".join(f"{row.name} explains {_share(row.share or 0.0)}" for row in causes)
+        first, *others = [(row.name, _share(row.share or 0.0)) for row in causes]
+        text += f": {first[1]} of what is longer is {first[0]}"
+        text += "".join(f", {share} {name}" for name, share in others)
     if count and longest[0].segment is None:
         what = "1 single step" if count == 1 else f"{count} single steps"
         text += f"; {what} of up to {longest[0].duration_ms / 1e3:,.1f} s, as restarts or stalls make them"
@@ -85,6 +87,7 @@ def notes_of(lives: Sequence[Life], measure: Measure) -> list[Abstention]:
             notes.append(Abstention("waiting", reason))
         left_out = len(life.series) - len(life.kept)
         if left_out:
-            reason = f"the first {left_out} steps of attempt {life.attempt.attempt} are left out"
+            what = "first step" if left_out == 1 else f"first {left_out} steps"
+            reason = f"left out of attempt {life.attempt.attempt}: the {what}"
             notes.append(Abstention("warm-up", reason))
     return notes

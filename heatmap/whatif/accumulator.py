@@ -20,7 +20,7 @@ LEAST_EXCESS = 0.005
 """Excess S - 1 below which there is nothing to share out: it is the scatter of single operations."""
 
 MAX_PARTS = 16
-"""Ranks, and hosts, whose contribution is computed: those that took the longest beyond their ideal."""
+"""Ranks, hosts and links whose contribution is computed: those that took the longest beyond their ideal."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,13 @@ class Accumulator:
                 raise ValueError("the steps are of another program, of other ranks, or were added before")
             self._measured = appended(before, steps)
         self._lengths = np.concatenate([self._lengths, as_measured(steps)])
+
+    def keep(self, steps: IntArray) -> None:
+        """Forget all other steps."""
+        if self._measured is not None:
+            kept = np.isin(self._measured.steps, steps)
+            if not kept.all():
+                self._measured, self._lengths = self._measured.of_steps(kept), self._lengths[kept]
 
     def knows(self, steps: IntArray) -> BoolArray:
         """Which of the steps were added, [S]."""
@@ -82,7 +89,7 @@ class _Analysis:
         seconds = (self._length / 1e9, float(self._measured.recorded.mean()) / 1e9, self._shortest / 1e9)
         if self._excess < LEAST_EXCESS:
             note = f"the job is within {LEAST_EXCESS:.1%} of its ideal, so that there is no excess to share out"
-            return WhatIf(slowdown, None, None, steps, count, *seconds, (), (note,))
+            return WhatIf(slowdown, None, None, steps, count, *seconds, *self._workers(), (), (note,))
         has_stages = self._measured.program.stages > 1
         parts = self._parts()
         workers, last = self._slowest_workers(), self._stage(self._measured.program.stages - 1)
@@ -97,13 +104,17 @@ class _Analysis:
         found.sort(key=lambda one: (list(Part).index(one.part), -one.recovered, one.name))
         m_s = float(recovered[1]) if has_stages else None
         notes = () if has_stages else ("the job has one stage, so that there is no last one to fix: no m_s",)
-        return WhatIf(slowdown, float(recovered[0]), m_s, steps, count, *seconds, tuple(found), notes)
+        return WhatIf(slowdown, float(recovered[0]), m_s, steps, count, *seconds, *self._workers(), tuple(found), notes)
 
     # -- sets of operations -------------------------------------------------------------------------------------
 
-    def _set(self, ranks: BoolArray, names: BoolArray | None = None) -> Sets:
-        every = np.ones(len(self._measured.program.names), bool)
-        return Sets(ranks[np.newaxis], (every if names is None else names)[np.newaxis])
+    def _set(self, ranks: BoolArray, nodes: BoolArray | None = None) -> Sets:
+        every = np.ones(len(self._measured.program.nodes), bool)
+        return Sets(ranks[np.newaxis], (every if nodes is None else nodes)[np.newaxis])
+
+    def _work(self, ranks: BoolArray) -> Sets:
+        """What ranks do by themselves: who waits for a slow message or a slow group is not at fault."""
+        return self._set(ranks, np.array([not node.is_transfer for node in self._measured.program.nodes]))
 
     def _stage(self, stage: int) -> Sets:
         ranks = np.zeros(self._measured.ranks.shape, bool)
@@ -118,32 +129,60 @@ class _Analysis:
         of_stage = put_back(self._measured, self._ideal, stages).mean(axis=1)
         of_replica = replicas_put_back(self._measured, self._ideal).mean(axis=1)
         scores = np.minimum(of_stage[:, np.newaxis], of_replica)
-        count = math.ceil(SLOWEST_SHARE * scores.size)
+        _, count = self._workers()
         chosen = np.zeros(scores.size, bool)
         chosen[np.argsort(-scores.reshape(-1), kind="stable")[:count]] = True
         cells = chosen.reshape(scores.shape)[:, np.newaxis]
         return self._set(np.broadcast_to(cells, self._measured.ranks.shape))
+
+    def _workers(self) -> tuple[int, int]:
+        """How many workers there are, and how many of them are the slowest."""
+        count = self._measured.program.stages * self._measured.ranks.shape[2]
+        return count, math.ceil(SLOWEST_SHARE * count)
 
     def _parts(self) -> list[tuple[Part, str, Sets]]:
         """What contributions are computed of."""
         ranks, program = self._measured.ranks, self._measured.program
         beyond = self._beyond()
         order = np.argsort(-beyond.reshape(-1), kind="stable")[:MAX_PARTS]
-        found = [(Part.RANK, str(rank), self._set(ranks == rank)) for rank in ranks.reshape(-1)[order].tolist()]
-        found += [(Part.HOST, host, self._set(np.isin(ranks, own))) for host, own in self._costly_hosts(beyond)]
+        found = [(Part.RANK, str(rank), self._work(ranks == rank)) for rank in ranks.reshape(-1)[order].tolist()]
+        found += [(Part.HOST, host, self._work(np.isin(ranks, own))) for host, own in self._costly_hosts(beyond)]
+        found += [(Part.LINK, name, one) for name, one in self._costly_links()]
         if program.stages > 1:
             found += [(Part.STAGE, str(stage), self._stage(stage)) for stage in range(program.stages)]
         everyone = np.ones(ranks.shape, bool)
-        names = np.array(program.names)
+        names = np.array([node.name for node in program.nodes])
         found += [(Part.SEGMENT, name, self._set(everyone, names == name)) for name in program.names if name]
         return found
 
     def _beyond(self) -> FloatArray:
-        """What each rank took beyond the ideal in a step, [P, M, D] in ns."""
+        """What each rank worked beyond the ideal in a step, [P, M, D] in ns."""
         result = np.zeros(self._measured.ranks.shape)
         for number, node in enumerate(self._measured.program.nodes):
-            result[node.stage] += self._measured.own[number].mean(axis=-1) - self._ideal.own[number]
+            if not node.is_transfer:
+                result[node.stage] += self._excess_of(number)
         return result
+
+    def _excess_of(self, node: int) -> FloatArray:
+        """What an operation took beyond its ideal, mean of the steps, [M, D] in ns."""
+        result: FloatArray = self._measured.own[node].mean(axis=-1) - self._ideal.own[node]
+        return result
+
+    def _costly_links(self) -> list[tuple[str, Sets]]:
+        """The links whose messages took the longest beyond their ideal."""
+        found: list[tuple[float, str, Sets]] = []
+        for (sender, receiver), nodes in self._measured.program.messages.items():
+            chosen = np.zeros(len(self._measured.program.nodes), bool)
+            chosen[nodes] = True
+            cost = np.sum([self._excess_of(node) for node in nodes], axis=0)
+            for place in np.argsort(-cost, axis=None)[:MAX_PARTS]:
+                member, replica = np.unravel_index(int(place), cost.shape)
+                ranks = np.zeros(self._measured.ranks.shape, bool)
+                ranks[[sender, receiver], member, replica] = True
+                name = ">".join(str(self._measured.ranks[stage, member, replica]) for stage in (sender, receiver))
+                found.append((float(cost[member, replica]), name, self._set(ranks, chosen)))
+        found.sort(key=lambda one: -one[0])
+        return [(name, sets) for _, name, sets in found[:MAX_PARTS]]
 
     def _costly_hosts(self, beyond: FloatArray) -> list[tuple[str, list[int]]]:
         """The hosts whose ranks took the longest beyond their ideal, where hosts are neither one nor one a rank."""
@@ -161,4 +200,4 @@ class _Analysis:
 
 
 def _joined(sets: list[Sets]) -> Sets:
-    return Sets(np.concatenate([one.ranks for one in sets]), np.concatenate([one.names for one in sets]))
+    return Sets(np.concatenate([one.ranks for one in sets]), np.concatenate([one.nodes for one in sets]))

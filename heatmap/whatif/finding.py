@@ -24,7 +24,8 @@ MAX_SCANNED = 100_000_000
 """Spans whose steps are looked at, at most."""
 
 MAX_SPANS = 1_000_000
-"""Spans that are read, about: of larger jobs, fewer steps, evenly spread over those looked at."""
+"""Spans that are read, about: of larger jobs, fewer steps, evenly spread over those looked at. Where rollups are
+judged, half as many: the rest of the verdict takes little time there."""
 
 
 def find_whatif(
@@ -39,7 +40,7 @@ def find_whatif(
     chosen = _sample(store, attempt, steps, max_spans)
     actions = load_schedule(store, attempt)
     recording = load_recording(store, attempt, placement, chosen.tolist(), scheduled_names(actions))
-    live = LiveWhatIf(actions, hosts_of(placement))
+    live = LiveWhatIf(actions, hosts_of(placement), window=None)
     live.add(recording)
     found = live.result()
     left_out = _notes(steps, chosen, live.steps, recording.places.unrecorded)
@@ -79,7 +80,8 @@ def whatif_of(
             raise CannotReplayError(f"{spans:,} spans are too many to look for the steps to be replayed")
         if not of_all_ranks:
             raise CannotReplayError("a replay needs all ranks, and only some were asked for")
-        found = find_whatif(store, attempt, seen.placement, _steps(store, attempt, seen))
+        most = MAX_SPANS if seen.source.source == Source.SPANS else MAX_SPANS // 2
+        found = find_whatif(store, attempt, seen.placement, _steps(store, attempt, seen), max_spans=most)
     except CannotReplayError as error:
         return None, (Abstention(SIGNAL, f"{error}: no slowdown, m_w and m_s"),)
     return found, tuple(Abstention(SIGNAL, note) for note in found.notes)

@@ -1,8 +1,10 @@
-"""What-if of a job that runs: recorded steps are added as they come, and nothing is read or replayed twice."""
+"""What-if of a job that runs: recorded steps are added as they come, the newest are kept, and none is read twice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from ..peers import IntArray
 from .accumulator import Accumulator
@@ -15,16 +17,22 @@ from .recording import Recording
 from .result import WhatIf
 from .schedule import Action, match
 
+WINDOW = 256
+"""Steps that are kept: of a job of 8 ranks with 400 operations each, 30 MB."""
+
 
 class LiveWhatIf:
-    """Steps recorded so far. Added one by one or all at once, they give the same result.
+    """The newest steps recorded. Added one by one or all at once, they give the same result.
 
-    What runs beside the schedule is placed by what was always so (`build_program`); where new steps show otherwise, or
-    hold an operation that was not there before, those that are kept are replayed anew, but never read again.
+    ``window`` is how many are kept, None for all: memory, and the time of an addition and of a result, grow with it and
+    not with the job. New steps are replayed as measured once. What depends on the ideal, which every step moves, is
+    replayed for the whole window when `result` is asked for. What runs beside the schedule is placed by what was always
+    so in the window (`build_program`), which is looked at again at each addition; where it shows otherwise, or an
+    operation is new, the window is replayed as measured anew.
     """
 
-    def __init__(self, actions: Sequence[Action], hosts: Mapping[int, str]) -> None:
-        self._actions, self._hosts = actions, hosts
+    def __init__(self, actions: Sequence[Action], hosts: Mapping[int, str], *, window: int | None = WINDOW) -> None:
+        self._actions, self._hosts, self._window = actions, hosts, window
         self._recording: Recording | None = None
         self._program: Program | None = None
         self._accumulator = Accumulator(hosts)
@@ -32,16 +40,22 @@ class LiveWhatIf:
     def add(self, recording: Recording) -> None:
         """Add steps. Raises CannotReplayError where no step so far can be replayed, ValueError for other ranks, or for
         a step that was added before."""
-        self._recording = recording if self._recording is None else joined(self._recording, recording)
+        self._recording = self._newest(recording if self._recording is None else joined(self._recording, recording))
         matched = match(self._actions, self._recording.nodes)
         whole = complete(self._recording, matched)
         program = build_program(whole, matched)
         if program != self._program:
             self._program, self._accumulator = program, Accumulator(self._hosts)
+        self._accumulator.keep(whole.steps)
         new = ~self._accumulator.knows(whole.steps)
         if new.any():
             one_clock = len({self._hosts.get(int(rank)) for rank in whole.places.ranks.reshape(-1)}) == 1
             self._accumulator.add(measure(whole.of_steps(new), program, matched, one_clock=one_clock))
+
+    def _newest(self, recording: Recording) -> Recording:
+        if self._window is None or len(recording.steps) <= self._window:
+            return recording
+        return recording.of_steps(recording.steps >= np.sort(recording.steps)[-self._window])
 
     @property
     def steps(self) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..peers import FloatArray, IntArray
 from .program import Program
@@ -26,6 +27,13 @@ class Measured:
     ranks: IntArray
     steps: IntArray
     recorded: FloatArray
+
+    def of_steps(self, chosen: npt.NDArray[np.bool_]) -> Measured:
+        """The same of some of the steps, [S]."""
+        shared = None if self.shared is None else self.shared[..., chosen]
+        return Measured(
+            self.program, self.own[..., chosen], shared, self.ranks, self.steps[chosen], self.recorded[chosen]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,16 @@ class Program:
         return 1 + max((node.stage for node in self.nodes), default=0)
 
     @property
+    def messages(self) -> dict[tuple[int, int], list[int]]:
+        """By stages of the sender and the receiver: the nodes of their messages, both ends. Messages have two names."""
+        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for meeting in self.meetings:
+            ends = [self.nodes[node] for node in meeting.nodes]
+            if len(ends) == 2 and all(end.is_transfer for end in ends) and ends[0].name != ends[1].name:
+                found[ends[0].stage, ends[1].stage] += meeting.nodes
+        return dict(found)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Kinds of operation, sorted."""
         return tuple(sorted({node.name for node in self.nodes}))

@@ -7,17 +7,19 @@ from enum import StrEnum
 
 
 class Part(StrEnum):
-    """What a contribution is of."""
+    """What a contribution is of. A rank's and a host's are their work alone: transfers are of their link or segment."""
 
     RANK = "rank"
     HOST = "host"
+    LINK = "link"
     STAGE = "stage"
     SEGMENT = "segment"
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one part of the job costs. ``name`` is a rank's number, a host's name, a stage's number or a segment's name.
+    """What one part of the job costs. ``name`` is a rank's number, a host's name, sender>receiver of a link's
+    messages, a stage's number (with what it sends and receives) or a segment's name.
 
     ``recovered``: share of the job's excess (S - 1) that is gone if only this part is at its ideal; may lie a little
     outside 0 to 1, for parts overlap. ``saved``: the same as a share (0 to 1) of the job's time. ``alone``: slowdown of
@@ -39,6 +41,7 @@ class WhatIf:
     that is recovered by fixing the slowest 3 % of workers, the last stage; None where S is too near 1, or there is one
     stage. ``step_count`` steps were replayed, of ``steps`` (first, last). ``step_s`` is their mean as measured without
     launch delays, ``recorded_s`` with them (that of the rank on which it is longest), ``ideal_s`` the ideal.
+    ``slowest`` of the ``workers`` (a worker is one stage of one replica) are those that ``m_w`` fixes.
     ``contributions`` by part, the costliest first. ``notes`` say what was left out.
     """
 
@@ -50,6 +53,8 @@ class WhatIf:
     step_s: float
     recorded_s: float
     ideal_s: float
+    workers: int = 0
+    slowest: int = 0
     contributions: tuple[Contribution, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -20,17 +20,17 @@ ELEMENTS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """K sets of operations: those of the ranks in ``ranks`` [K, P, M, D] whose name is in ``names`` [K, T]."""
+    """K sets of operations: those of the ranks in ``ranks`` [K, P, M, D] that are one of ``nodes`` [K, N]."""
 
     ranks: BoolArray
-    names: BoolArray
+    nodes: BoolArray
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def part(self, chosen: slice) -> Sets:
         """Some of the sets."""
-        return Sets(self.ranks[chosen], self.names[chosen])
+        return Sets(self.ranks[chosen], self.nodes[chosen])
 
 
 def as_measured(measured: Measured) -> FloatArray:
@@ -77,11 +77,10 @@ def _mixed(measured: Measured, ideal: Ideal, sets: Sets, *, inside: bool) -> Flo
 
 
 def _mixed_part(measured: Measured, ideal: Ideal, sets: Sets, inside: bool) -> FloatArray:
-    nodes, names = measured.program.nodes, measured.program.names
-    code = [names.index(node.name) for node in nodes]
+    nodes = measured.program.nodes
 
     def is_measured(node: int) -> BoolArray:
-        chosen = sets.ranks[:, nodes[node].stage] & sets.names[:, code[node], np.newaxis, np.newaxis]
+        chosen = sets.ranks[:, nodes[node].stage] & sets.nodes[:, node, np.newaxis, np.newaxis]
         result: BoolArray = (chosen if inside else ~chosen)[..., np.newaxis]
         return result
 

@@ -16,19 +16,38 @@ MOST_ROWS = 3
 
 def sentence(found: WhatIf) -> str:
     """What the job would gain with every operation at its ideal, and how much of that two repairs would bring."""
-    text = (
-        f"With every operation at its ideal the job would run x{found.slowdown:.2f} as fast: a step of "
-        f"{_seconds(found.step_s)} would take {_seconds(found.ideal_s)}."
-    )
+    text = _whole(found)
     repairs = []
     if found.m_w is not None:
-        repairs.append(f"the slowest 3 % of workers recovers {found.m_w:.0%} of the difference")
+        repairs.append(
+            f"the slowest {found.slowest} of {found.workers} workers (a worker is one stage of one replica) recovers "
+            f"{share_words(found.m_w)} of the difference"
+        )
     if found.m_s is not None:
-        repairs.append(f"the last stage {found.m_s:.0%}")
+        repairs.append(f"the last stage {share_words(found.m_s)}")
     text = f"{text} Fixing {', '.join(repairs)}." if repairs else text
     if found.recorded_s and (delays := 1 - found.step_s / found.recorded_s) >= LEAST_DELAYS:
         text += f" Beyond that, {delays:.1%} of the recorded steps are launch delays and work that was not recorded."
     return text
+
+
+def short(found: WhatIf) -> str:
+    """The same in a line, where nobody is accused."""
+    return f"{_whole(found)} Part of the difference is how the stages share the work."
+
+
+def _whole(found: WhatIf) -> str:
+    return (
+        f"With every operation at its ideal the job would run x{found.slowdown:.2f} as fast: a step of "
+        f"{_seconds(found.step_s)} would take {_seconds(found.ideal_s)}."
+    )
+
+
+def share_words(share: float) -> str:
+    """A share of the excess in words: parts overlap, so that one may recover more than all, or less than nothing."""
+    if share > 1.005:
+        return "all of it and more"
+    return "nothing" if share < 0.005 else f"{share:.0%}"
 
 
 def costliest(found: WhatIf) -> list[Contribution]:

@@ -41,12 +41,16 @@ def import_traces(
     """
     from ..collectors.importers.imported import Format  # noqa: PLC0415
     from ..collectors.importers.importing import import_run  # noqa: PLC0415
+    from ..collectors.importers.stopping import StoppedError, terminated_as_interrupted  # noqa: PLC0415
 
     if format is not None and format not in list(Format):
         raise UsageError(f"There is no format {format!r}: choose one of {', '.join(Format)}.")
     chosen = None if format is None else Format(format)
-    with progress_of("importing") as progress:
-        report = import_run(paths, to, run=run, format=chosen, layout=layout, depth=depth, progress=progress)
+    try:
+        with terminated_as_interrupted(), progress_of("importing") as progress:
+            report = import_run(paths, to, run=run, format=chosen, layout=layout, depth=depth, progress=progress)
+    except KeyboardInterrupt:
+        raise StoppedError("Stopped: nothing was imported.") from None
     _show(report, json=json)
     return 0
 

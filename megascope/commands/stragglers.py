@@ -67,7 +67,7 @@ def stragglers(
     opened, chosen = open_attempt(store, run, attempt)
     between = choose_steps(opened, chosen, steps, since, until)
     if against is not None or against_steps is not None:
-        return _against(opened, chosen, between, against, parse_steps(against_steps), json=json)
+        return _against(opened, chosen, between, against, _against_steps(against_steps), json=json)
     from ..heatmap.report import render  # noqa: PLC0415
     from ..heatmap.stragglers import find_stragglers  # noqa: PLC0415
     from ..heatmap.verdict import to_json  # noqa: PLC0415
@@ -96,16 +96,24 @@ def _against(
     from .other_run import find_other  # noqa: PLC0415
 
     other_store, other = (store, attempt) if against is None else find_other(against, store)
-    if other_store is store and (other.run, other.attempt) == (attempt.run, attempt.attempt):
+    is_same_store = other_store.root.resolve() == store.root.resolve()
+    if is_same_store and (other.run, other.attempt) == (attempt.run, attempt.attempt):
         _check_apart(steps, other_steps)
     found = compare_runs(store, attempt, other_store, other, steps=steps, other_steps=other_steps)
     if json:
         print_json(to_json(found))
     else:
         print_report(render(found))
-    for one in {store.root: store, other_store.root: other_store}.values():
+    for one in {store.root.resolve(): store, other_store.root.resolve(): other_store}.values():
         report_damage(one)
     return 0
+
+
+def _against_steps(text: str | None) -> tuple[int, int] | None:
+    try:
+        return parse_steps(text)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--steps", "--against-steps")) from None
 
 
 def _check_apart(steps: tuple[int, int] | None, other: tuple[int, int] | None) -> None:
@@ -143,7 +151,7 @@ def _fleet(paths: list[Path], *, json: bool) -> int:
     from ..heatmap.fleet.report import render  # noqa: PLC0415
     from ..heatmap.fleet.result import to_json  # noqa: PLC0415
 
-    stores = [Opened(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+    stores = [Opened(path) for path in dict.fromkeys(path.resolve() for path in paths)]
     with progress_of("attempts") as progress:
         found = find_offenders(stores, progress=progress)
     if json:

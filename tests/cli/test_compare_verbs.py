@@ -65,6 +65,34 @@ def test_mfu_of_some_steps_or_of_a_time(store: Path, capsys: pytest.CaptureFixtu
     assert (code, "began then" in err) == (1, True)
 
 
+def test_a_time_is_other_steps_in_each_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last 20 steps of one attempt and the first of the next, which repeats some."""
+    start_ns = 1_780_000_000 * 10**9
+    settings = {"layout": LAYOUT, "chunks": 1, "steps": 60, "run": "r"}
+    simulate(job_of(**settings, start_ns=start_ns), tmp_path)
+    simulate(job_of(**settings, attempt=1, first_step=30, start_ns=start_ns + 3600 * 10**9), tmp_path)
+    with Store(tmp_path) as opened:
+        sql = "SELECT min(start_ns) AS ns FROM steps_all WHERE attempt = 0 AND step = 40"
+        since = datetime.fromtimestamp(opened.query(sql)["ns"][0].as_py() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    code, out, _ = run(capsys, "mfu", str(tmp_path), "--since", since, "--json")
+    bins = json.loads(out)["bins"]
+    first = {number: min(one["steps"][0] for one in bins if one["attempt"] == number) for number in (0, 1)}
+    last = {number: max(one["steps"][1] for one in bins if one["attempt"] == number) for number in (0, 1)}
+    assert (code, last) == (0, {0: 59, 1: 89})
+    assert 40 <= first[0] <= 41  # not the union with those of the other attempt
+    assert 30 <= first[1] <= 40
+
+
+def test_a_trace_without_a_date_has_no_time_to_choose_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(job_of(layout=LAYOUT, chunks=1, steps=40, start_ns=0), tmp_path)
+    for verb in ("mfu", "stragglers"):
+        code, out, err = run(capsys, verb, str(tmp_path), "--until", "2030-01-01")
+        assert (code, out) == (1, "")
+        assert "has no date: give --steps" in err
+    code, out, _ = run(capsys, "stragglers", str(tmp_path), "--fleet")
+    assert (code, "1970" in out, "without a date" in out) == (0, False, True)
+
+
 def test_stragglers_of_a_time(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store(store) as opened:
         starts = opened.query(
@@ -121,6 +149,9 @@ def test_fleet_of_one_store_or_several(store: Path, capsys: pytest.CaptureFixtur
     [
         (["--against", "nowhere"], "no run of"),
         (["--against", "night"], "compared with itself"),
+        (["--against", "{store}"], "compared with itself"),
+        (["--against", "{store}/../{name}:night"], "compared with itself"),
+        (["--against-steps", "a:b"], "--against-steps a:b is not"),
         (["--against-steps", "10:40"], "overlap"),
         (["--steps", "30:", "--against-steps", "10:40"], "overlap"),
         (["--against", "day/7"], "no attempt 7"),
@@ -132,6 +163,7 @@ def test_fleet_of_one_store_or_several(store: Path, capsys: pytest.CaptureFixtur
 def test_wrong_usage_is_one_sentence(
     store: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    arguments = [one.format(store=store, name=store.name) for one in arguments]
     code, out, err = run(capsys, "stragglers", str(store), *arguments)
     assert (code, out) == (2, "")
     assert sentence in err

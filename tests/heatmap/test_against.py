@@ -15,8 +15,10 @@ from megascope.heatmap.against.analysis import compare_runs
 from megascope.heatmap.against.estimate import estimate, normal_reach, ratio_of
 from megascope.heatmap.against.report import render
 from megascope.heatmap.against.result import Against, Place, Verdict, to_json
+from megascope.heatmap.against.sides import changed_settings, is_of_model
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.job import SimulatedJob
+from megascope.trainer.simulator.noise import load_noise
 from megascope.trainer.simulator.writing import Recording, simulate
 from support.small_job import ALL, COSTS, job_of
 from support.span_store import meeting, write_spans
@@ -161,13 +163,72 @@ def test_few_or_noisy_steps_are_not_called_unchanged(tmp_path: Path) -> None:
         store.close()
 
 
-def test_what_is_printed_and_given_as_json(runs: Store, tmp_path: Path) -> None:
+def windows(store: Store, now: tuple[int, int], then: tuple[int, int]) -> Against:
+    attempt = store.attempt()
+    return compare_runs(store, attempt, store, attempt, steps=now, other_steps=then)
+
+
+def test_a_trifle_is_a_small_change_and_no_verdict(tmp_path: Path) -> None:
+    found = compare_costs(tmp_path, 1.02)
+    assert found.findings == ()
+    assert found.verdict == Verdict.NOT_SLOWER
+    assert [one.segment for one in found.small] == ["optimizer"]
+    assert "Small changes" in printed(found, tmp_path)
+    assert compare_costs(tmp_path / "more", 4.0).verdict == Verdict.SLOWER
+
+
+def compare_costs(root: Path, factor: float) -> Against:
+    """Two runs without noise, the optimizer of one of which takes a little longer."""
+    none = load_noise("none")
+    more = replace(QUIET, optimizer_ns=QUIET.optimizer_ns * factor)
+    simulate(small("base", noise=none), root)
+    simulate(small("more", noise=none, costs=more), root)
+    with Store(root) as store:
+        return compare(store, "more", "base")
+
+
+def test_the_first_steps_are_left_out_of_a_window_that_begins_with_them(tmp_path: Path) -> None:
+    def work_ms(rank: int, step: int) -> float:
+        return 20.0 if step >= 2 else 2000.0
+
+    with write_spans(tmp_path, meeting(4, 80, work_ms), layout={"dp": 4}) as store:
+        found = windows(store, (40, 79), (0, 39))
+    assert abs(sum(row.growth_ms for row in found.growth)) < 1
+
+
+def test_settings_are_the_models_by_name_and_not_by_value() -> None:
+    loaded = [{"load": f"/ckpt/model.{number}"} for number in (1, 2)]
+    assert [is_of_model(name) for name, _ in changed_settings(*loaded)] == [False]
+    sizes = [{"trainer": {"model": {"hidden": size}}} for size in (1, 2)]
+    assert [is_of_model(name) for name, _ in changed_settings(*sizes)] == [True]
+
+
+def test_waiting_is_not_called_the_network_and_comes_in_the_order_of_a_step(runs: Store) -> None:
+    found = compare(runs, "network", "base")
+    assert all("whose origin this is it does not tell" in one.statement for one in found.findings)
+    assert not any("the network" in one.statement for one in found.findings)
+    axes = [one.segment for one in found.findings]
+    assert axes == sorted(axes, key=["tp", "pp", "dp", "world"].index)
+
+
+def test_no_loss_below_nothing_is_told(runs: Store) -> None:
+    found = compare(runs, "rank", "base")
+    assert all(one.lost_ms >= 0 for one in (*found.findings, *found.small, *found.faster))
+    faster = compare(runs, "base", "slower").faster
+    assert all("job loses" not in one.statement for one in faster)
+
+
+def printed(found: Against, folder: Path) -> str:
     from rich.console import Console
 
-    found = compare(runs, "rank", "base")
-    with (tmp_path / "out").open("w", encoding="utf-8") as file:
+    with (folder / "out").open("w", encoding="utf-8") as file:
         Console(width=160, file=file).print(render(found))
-    text = (tmp_path / "out").read_text(encoding="utf-8")
+    return (folder / "out").read_text(encoding="utf-8")
+
+
+def test_what_is_printed_and_given_as_json(runs: Store, tmp_path: Path) -> None:
+    found = compare(runs, "rank", "base")
+    text = printed(found, tmp_path)
     assert "SLOWER: Rank 6 on node0003" in text
     assert "A step takes longer for" in text
     value = to_json(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from megascope.collectors.attempts import Attempt
 from megascope.collectors.store import Store
 from megascope.heatmap.fleet.analysis import find_offenders, fleet_of
-from megascope.heatmap.fleet.chance import at_least, usual_rate, wilson
-from megascope.heatmap.fleet.history import History, load_history, week_of
+from megascope.heatmap.fleet.chance import FALSE_RATE, at_least, usual_rate, wilson
+from megascope.heatmap.fleet.history import History, week_of
 from megascope.heatmap.fleet.lost import LostBy, lost_shares, lost_to_machines
 from megascope.heatmap.fleet.report import render
 from megascope.heatmap.fleet.result import Fleet, to_json
 from megascope.heatmap.mfu.steps import StepSeries
 from megascope.heatmap.verdict import Cause, Culprit, CulpritKind, Outcome, Pattern, Severity, StragglerVerdict
+from megascope.heatmap.whatif.result import Contribution, Part, WhatIf
 from megascope.profiler.errors import MegascopeError
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.writing import simulate
@@ -121,6 +123,33 @@ def test_two_of_three_among_many_hosts_is_an_offender_once_is_not() -> None:
     assert offenders == {"node0007": True, "node0009": False}
 
 
+def test_many_offenders_do_not_clear_each_other() -> None:
+    """28 of 128 hosts are accused in 3 of 3 runs, others once: all of the 28 are offenders, the others are not."""
+    everyone = hosts_of(128)
+    bad = [culprit(host, 0.02) for host in everyone[:28]]
+    found = [history(n, everyone, *bad, culprit(everyone[100 + n], 0.02)) for n in range(3)]
+    offenders = {one.host: one.offender for one in fleet_of(found).hosts}
+    assert [host for host, is_one in offenders.items() if is_one] == everyone[:28]
+    assert [host for host, is_one in offenders.items() if not is_one] == everyone[100:103]
+
+
+def test_accusations_at_a_common_rate_make_no_offender() -> None:
+    rng = np.random.default_rng(1)
+    everyone = hosts_of(64)
+    found = [history(n, everyone, *[culprit(host, 0.01) for host in everyone if rng.random() < 0.2]) for n in range(6)]
+    assert not any(one.offender for one in fleet_of(found).hosts)
+
+
+def test_moments_without_a_date_are_in_no_week_and_unknown_ranks_are_not_none() -> None:
+    one = history(0, [])
+    undated = replace(one, series=replace(one.series, start_ns=one.series.steps * 10**9))
+    result = fleet_of([undated])
+    assert result.weeks == ()
+    (record,) = result.attempts
+    assert (record.ranks, record.hosts, record.gpu_hours, record.start_ns) == (None, None, None, None)
+    assert {note.signal for note in result.abstained} >= {"ranks", "weeks", "hosts"}
+
+
 def test_attempts_that_could_not_be_judged_count_for_nobody() -> None:
     everyone = hosts_of(8)
     blind = [history(n, everyone, verdict=Outcome.INSUFFICIENT) for n in range(5)]
@@ -142,17 +171,16 @@ def test_a_link_accuses_both_ends_and_a_large_group_nobody() -> None:
     assert result.lost_hours == pytest.approx(0.1 * result.hours)  # at once, not one after the other
 
 
-def test_the_replays_figure_stands_where_there_is_one(tmp_path: Path) -> None:
-    def work_ms(rank: int, step: int) -> float:
-        return 20.0 if rank != 5 else 30.0
-
-    with write_spans(tmp_path, meeting(8, 60, work_ms), layout={"dp": 8}) as store:
-        one = load_history(store, store.attempt())
-    assert one is not None
-    replayed = StragglerVerdict("job", 0, None, Outcome.FINDINGS, one.verdict.culprits, slowdown=1.25, m_w=0.5)
-    lost, lost_by = lost_to_machines(replayed, one.series)
+def test_what_the_accused_ranks_save_in_a_replay_stands_where_there_is_one() -> None:
+    one = history(0, hosts_of(4), culprit("node0000", 0.1))
+    parts = (Contribution(Part.RANK, "0", 0.3, 0.06, 1.1), Contribution(Part.RANK, "1", 0.9, 0.18, 1.1))
+    replayed = WhatIf(1.25, 0.9, None, (0, 99), 100, 1.0, 1.0, 0.8, contributions=parts)
+    verdict = replace(one.verdict, slowdown=1.25, m_w=0.9, whatif=replayed)
+    lost, lost_by = lost_to_machines(verdict, one.series)
     assert lost_by == LostBy.WHAT_IF
-    assert float((lost * one.series.ms).sum() / one.series.ms.sum()) == pytest.approx(0.5 * 0.2)
+    assert lost == pytest.approx(0.06)  # not what the slowest worker would bring
+    other = replace(verdict, whatif=replace(replayed, contributions=parts[1:]))
+    assert lost_to_machines(other, one.series)[1] == LostBy.LOST_SHARE
 
 
 def test_lost_shares_lie_on_the_steps_of_the_culprit() -> None:
@@ -193,7 +221,11 @@ def test_wilson_and_the_binomial_tail() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     assert at_least(3, 4, 0.5) == pytest.approx(5 / 16)
     assert at_least(0, 4, 0.5) == 1.0
-    assert usual_rate(0, 12) == pytest.approx(1 / 14)
+    assert usual_rate([0] * 12, [3] * 12) == FALSE_RATE
+    assert usual_rate([3] * 28 + [0] * 100, [3] * 128) == FALSE_RATE
+    counts = np.random.default_rng(0).binomial(10, 0.2, 128).tolist()
+    assert usual_rate(counts, [10] * 128) == pytest.approx(0.2, abs=0.05)
+    assert usual_rate([3] * 7 + [0], [3] * 8) > 0.8  # what happens to most is usual
 
 
 @given(st.integers(1, 60), st.data())
@@ -215,8 +247,6 @@ def test_several_stores_and_one_without_steps(tmp_path: Path) -> None:
     assert (len(found.stores), found.runs, len(found.attempts)) == (2, 2, 2)
     for store in stores:
         store.close()
-    from dataclasses import replace
-
     unmarked = [replace(one, step=None) for one in meeting(4, 10, lambda rank, step: 20.0)]
     with (
         write_spans(tmp_path / "c", unmarked, layout={"dp": 4}) as store,

@@ -10,21 +10,20 @@ import pytest
 
 from megascope.collectors.importers.importing import import_run
 from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
 from megascope.heatmap.mfu.analysis import find_mfu
 from megascope.heatmap.mfu.growth import Columns, PartKind, explain
 from megascope.heatmap.mfu.parts import StepParts
-from megascope.heatmap.mfu.report import render, sparkline
+from megascope.heatmap.mfu.report import sparkline
 from megascope.heatmap.mfu.result import Measure, MfuReport, Trend, to_json
 from megascope.profiler.errors import MegascopeError
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.writing import Recording, simulate
+from support.mfu_reports import START_NS, assert_adds_up, log_store, printed
 from support.small_job import ALL, COSTS, job_of
 from support.span_store import meeting, write_spans
 
 QUIET = replace(COSTS, gc_every_steps=0, gc_ns=0.0, checkpoint_every_steps=0, checkpoint_ns=0.0)
 JOB = {"layout": {"pp": 2, "dp": 4, "tp": 2}, "chunks": 1, "costs": QUIET}
-START_NS = 1_790_000_000 * 10**9
 
 
 def report_of(folder: Path, fault: str, *, steps: int = 120, recording: Recording | None = None) -> MfuReport:
@@ -36,15 +35,6 @@ def report_of(folder: Path, fault: str, *, steps: int = 120, recording: Recordin
 
 def shares(report: MfuReport) -> dict[str, float]:
     return {row.name: row.share for row in report.growth if row.share is not None}
-
-
-def assert_adds_up(report: MfuReport) -> None:
-    assert sum(row.growth_ms for row in report.growth) == pytest.approx(report.growth_ms, rel=1e-3, abs=1e-3)
-    for one in report.bins:
-        if one.growth:
-            best = next(each.step_ms for each in report.bins if each.is_reference)
-            listed = sum(row.growth_ms for row in one.growth)
-            assert listed == pytest.approx(one.step_ms - best, rel=0.15, abs=0.2)
 
 
 @pytest.mark.parametrize("recording", [Recording(), ALL], ids=["rollups", "spans"])
@@ -107,6 +97,8 @@ def test_a_steady_job_has_not_declined(tmp_path: Path) -> None:
     report = report_of(tmp_path, "")
     assert report.verdict == Trend.STEADY
     assert report.lost_share < 0.01
+    assert report.growth == ()
+    assert "Why" not in printed(report, tmp_path)
 
 
 def test_restarts_repeated_steps_and_the_time_in_between(tmp_path: Path) -> None:
@@ -128,22 +120,6 @@ def test_restarts_repeated_steps_and_the_time_in_between(tmp_path: Path) -> None
     assert "1 restart repeated 20 steps" in report.sentence
     assert {one.attempt for one in report.bins} == {0, 1}
     assert (alone.restarts, alone.attempt) == ((), 1)
-
-
-def log_store(root: Path, took_ms: dict[int, float], *, tokens: int | None = None) -> Store:
-    """Step times alone, as a log has them."""
-    steps = sorted(took_ms)
-    starts = START_NS + np.cumsum([0, *(took_ms[step] for step in steps[:-1])]) * 1e6
-    with TableWriter(root, "log") as writer:
-        rows = {
-            "rank": [0] * len(steps),
-            "step": steps,
-            "start_ns": starts.astype(np.int64).tolist(),
-            "duration_ns": [round(took_ms[step] * 1e6) for step in steps],
-        }
-        writer.write("steps", "log", 0, rows | ({"tokens": [tokens] * len(steps)} if tokens else {}))
-        writer.commit()
-    return Store(root)
 
 
 def test_a_log_of_step_times_shows_long_steps_and_says_what_it_lacks(tmp_path: Path) -> None:
@@ -245,13 +221,10 @@ def test_a_stage_that_grew_is_awaited_by_the_others() -> None:
 
 
 def test_what_is_printed(tmp_path: Path) -> None:
-    from rich.console import Console
-
     report = report_of(tmp_path, "slow-gpu:rank=5:factor=1.5:steps=60-")
-    console = Console(width=140, record=True, file=(tmp_path / "out").open("w", encoding="utf-8"))
-    console.print(render(report))
-    console.file.close()
-    text = (tmp_path / "out").read_text(encoding="utf-8")
+    text = printed(report, tmp_path)
+    assert text.index("Speed") < text.index("Why steps of") < text.index("Over time")
+    assert "awaited:" in text
     assert "DECLINED" in text
     assert "in no recorded span" in text
     assert "rank 5" in text

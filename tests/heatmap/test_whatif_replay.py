@@ -187,7 +187,7 @@ def _with(job: Measured, own: FloatArray) -> Measured:
 
 
 def _sets(job: Measured, ranks: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Sets:
-    return Sets(ranks, np.ones((len(ranks), len(job.program.names)), bool))
+    return Sets(ranks, np.ones((len(ranks), len(job.program.nodes)), bool))
 
 
 def _result(job: Measured) -> WhatIf:

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from rich.console import Console
 
 from conftest import Demo
 from megascope.collectors.store import Attempt, Store
 from megascope.heatmap.matrix import load_placement
 from megascope.heatmap.peers import IntArray
-from megascope.heatmap.report import render
 from megascope.heatmap.stragglers import find_stragglers
-from megascope.heatmap.verdict import to_json
 from megascope.heatmap.whatif.finding import find_whatif, hosts_of
 from megascope.heatmap.whatif.live import LiveWhatIf
 from megascope.heatmap.whatif.reasons import CannotReplayError
@@ -133,6 +130,32 @@ def test_steps_read_one_after_another_give_what_all_at_once_give(tmp_path: Path,
     np.testing.assert_allclose(recovered, wanted, atol=1e-6)
 
 
+def test_the_newest_steps_are_kept_and_give_what_they_give_by_themselves(tmp_path: Path) -> None:
+    store, attempt = open_simulated(tmp_path / "store", job_of(costs=EVEN, steps=40), ALL)
+    with store:
+        placement, steps = load_placement(store, attempt), steps_of(store, attempt)
+        newest = find_whatif(store, attempt, placement, steps[-10:])
+        actions = load_schedule(store, attempt)
+        live = LiveWhatIf(actions, hosts_of(placement), window=10)
+        for part in np.array_split(steps, 8):
+            live.add(load_recording(store, attempt, placement, part.tolist(), scheduled_names(actions)))
+            assert len(live.steps) <= 10
+        found = live.result()
+    assert live.steps.tolist() == steps[-10:].tolist()
+    assert live.measured is not None
+    assert live.measured.own.shape[-1] == 10
+    assert found.slowdown == pytest.approx(newest.slowdown, rel=1e-9)
+
+
+def test_a_slow_link_is_the_links_part_and_no_ranks(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"layout": {"pp": 4, "dp": 2}, "chunks": 1, "costs": EVEN, "steps": 12, "microbatches": 8}
+    found, _ = whatif(tmp_path / "store", "degraded-nic:rank=3:bandwidth=0.002", **shape, **QUIET)
+    assert found.slowdown > 1.1
+    links = found.of(Part.LINK)
+    assert {"3" in one.name.split(">") for one in links if one.recovered > 0.1} == {True}
+    assert all(one.recovered < 0.05 for one in (*found.of(Part.RANK), *found.of(Part.HOST)))
+
+
 def test_a_step_that_lacks_spans_of_a_rank_is_left_out(tmp_path: Path) -> None:
     job = job_of(costs=EVEN, steps=12)
     recording = Recording(span_ranks=None, span_steps=(2, 9))
@@ -233,30 +256,6 @@ def test_without_a_schedule_there_is_nothing_to_replay(tmp_path: Path) -> None:
         attempt = store.attempt()
         with pytest.raises(CannotReplayError, match="no schedule was recorded"):
             find_whatif(store, attempt, load_placement(store, attempt), np.arange(20))
-
-
-def test_verdict_and_report_carry_the_ratios(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"layout": {"pp": 2, "dp": 4}, "chunks": 1, "costs": EVEN, "steps": 40}
-    store, attempt = open_simulated(
-        tmp_path / "store", job_of(**shape), ALL, faults=[parse_fault("slow-gpu:rank=3:factor=1.5")]
-    )
-    with store:
-        verdict = find_stragglers(store, attempt)
-    assert [culprit.ranks for culprit in verdict.culprits] == [(3,)]
-    assert verdict.whatif is not None
-    assert verdict.slowdown is not None
-    assert 1.1 < verdict.slowdown < 1.5
-    value = to_json(verdict)
-    assert value["slowdown"] == value["whatif"]["slowdown"] == verdict.slowdown
-    assert value["m_w"] == pytest.approx(1, abs=0.1)
-    assert value["whatif"]["contributions"][0]["name"] == "3"
-    assert not any(one["signal"] == "what-if" for one in value["abstained"])
-    console = Console(width=140, record=True, file=None)
-    with console.capture() as captured:
-        console.print(render(verdict))
-    text = captured.get()
-    assert f"the job would run x{verdict.whatif.slowdown:.2f} as fast" in text
-    assert "rank 3" in text
 
 
 def test_the_trainers_own_job_is_replayed(demo: Demo) -> None:
