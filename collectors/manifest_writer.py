@@ -99,6 +99,11 @@ class ManifestWriter:
         """The live files of the last commit."""
         return tuple(self._live.values())
 
+    @property
+    def staged_files(self) -> Sequence[FileEntry]:
+        """The files that the next commit will list."""
+        return tuple(self._staged.values())
+
     def check_whole(self) -> None:
         """Raise TornManifestError where the newest manifest cannot be read."""
         if not self.is_whole:

@@ -58,7 +58,8 @@ TABLES: dict[str, Table] = {
             Column(
                 "exit_reason",
                 pa.string(),
-                "finished, exited (without saying whether it was done), interrupted or crashed; NULL: runs.",
+                "finished, exited (without saying whether it was done), interrupted or crashed; NULL: runs, or was "
+                "imported from a recording that does not tell.",
             ),
             _WRITTEN,
             Column(WRITER_COLUMN, _NAME, "Who wrote the row: the agent of a host, an importer, a simulator."),

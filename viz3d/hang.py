@@ -33,6 +33,8 @@ _ENDINGS = {
     "exited": "its processes ended in order, without saying whether the job was done",
 }
 
+_RECORDED = Abstention("exit", "the recording of an imported run ended, and nothing tells how the job went on")
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -72,11 +74,17 @@ def diagnose_with_graph(store: Store, attempt: Attempt, *, now_ns: int | None = 
             return Judged(_verdict(store, attempt, diagnosis, (), ()))
     if deaths.all:
         return _of_crash(store, attempt, judge_deaths(store, attempt, deaths, StoreHistory(store, attempt)))
-    if attempt.exit_reason is not None:
-        ending = _ENDINGS.get(attempt.exit_reason)
-        notes = () if ending is None else (Abstention("exit", ending),)
-        return Judged(_verdict(store, attempt, Diagnosis(State.FINISHED, abstained=notes), (), ()))
+    if attempt.exit_reason is not None or "imported" in attempt.configuration:
+        return Judged(_verdict(store, attempt, _of_end(attempt.exit_reason), (), ()))
     return _judge_looks(store, attempt, None, is_past=False)
+
+
+def _of_end(exit_reason: str | None) -> Diagnosis:
+    """What an end without a death tells, of which an imported run need not tell the reason."""
+    if exit_reason is None:
+        return Diagnosis(State.INCONCLUSIVE, abstained=(_RECORDED,))
+    ending = _ENDINGS.get(exit_reason)
+    return Diagnosis(State.FINISHED, abstained=() if ending is None else (Abstention("exit", ending),))
 
 
 def _judge_looks(store: Store, attempt: Attempt, moment_ns: int | None, *, is_past: bool) -> Judged:

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...profiler.errors import FormatError
 from ...profiler.topology import Topology
 from ...profiler.vocabulary import Clock, SegmentKind, Status
-from .bytedance_places import Places, find_places, layout_file_of
+from .bytedance_places import Places, check_places, find_places, layout_file_of
 from .bytedance_rows import Operations, one_by_one, read_operations
 from .bytedance_schedule import schedule_rows
 from .bytedance_wires import NO_GROUP, P2P, Wires, find_wires
 from .columns import ABSENT, GroupBook, IntArray, SegmentInfo, last_look, named, nullable, segment_rows
+from .hostile import plain_name, printable
 from .imported import Imported, Progress, Rows
 from .intervals import covered_between
 from .layout_file import read_meta
@@ -50,21 +50,21 @@ class ByteDanceTrace:
 
     def __init__(self, path: Path, layout: Path | None = None) -> None:
         self._path = path
-        self._layout = layout or layout_file_of(path)
-        self._meta = read_meta(self._layout) if self._layout is not None else {}
+        self.layout = layout or layout_file_of(path)
+        self.others: list[str] = []
+        self._meta = read_meta(self.layout) if self.layout is not None else {}
 
     @property
     def run(self) -> str:
         """The trial's name, or the file's."""
-        return self._meta.get("trial_name") or self._path.stem
+        return printable(self._meta.get("trial_name") or self._path.stem)
 
     def read(self, rows: Rows, progress: Progress) -> Imported:
         """Hand over all rows. Raises FormatError for a file that is no such trace, or a layout that does not fit."""
         operations = one_by_one(read_operations(self._path), _stream_of)
-        if min(int(values.min()) for values in (operations.rank, operations.stage, operations.dp)) < 0:
-            raise FormatError(f"{self._path} has rows without a rank, stage or dp_rank: there is no telling whose.")
+        check_places(operations, self._path)
         progress(1, 3)
-        places = find_places(operations, self._meta, self._layout or self._path)
+        places = find_places(operations, self._meta, self.layout or self._path)
         book = GroupBook()
         wires = find_wires(operations, places, book)
         rows.add("ranks", _rank_rows(places))
@@ -85,15 +85,19 @@ class ByteDanceTrace:
             "the trace starts its clock anew in every step and tells no date: each recorded step begins where the one "
             "before it ended, and the first at 1970-01-01 00:00 UTC",
         ]
-        if self._layout is None:
+        if self.layout is None:
             notes.append("no layout lies beside the trace: the mesh was worked out from the ranks' numbers")
+        stages, replicas = places.rank_of.shape
+        for axis, seen in (("pp", stages), ("dp", replicas)):
+            if places.topology.size(axis) > seen:
+                notes.append(f"the layout has {places.topology.size(axis)} places on {axis}, the trace only {seen}")
         if "sentence" in recorded:
             notes.append(str(recorded["sentence"]))
         idle = int((~wires.launched).sum())
         if idle:
             notes.append(f"{idle:,} transfers that no compute needs were never launched and are left out")
         configuration = {
-            "imported": {"format": "bytedance", "file": self._path.name, "meta": self._meta},
+            "imported": {"format": "bytedance", "file": plain_name(self._path), "meta": self._meta},
             "microbatches": microbatches or None,
             "chunks": places.chunks,
             **({"recorded": recorded} if recorded else {}),

@@ -12,7 +12,7 @@ from ...profiler.errors import FormatError
 from ...profiler.topology import Topology
 from .bytedance_rows import Operations
 from .columns import IntArray
-from .layout_file import sizes_of
+from .layout_file import MOST_RANKS, sizes_of
 
 
 def layout_file_of(path: Path) -> Path | None:
@@ -38,6 +38,16 @@ class Places:
     def stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.rank_of)
+
+
+def check_places(operations: Operations, path: Path) -> None:
+    """Raise FormatError where rows have no place in a job, or one that no job has."""
+    numbers = (operations.rank, operations.stage, operations.dp)
+    if min(int(values.min()) for values in numbers) < 0:
+        raise FormatError(f"{path} has rows without a rank, stage or dp_rank: there is no telling whose.")
+    size = (int(operations.stage.max()) + 1) * (int(operations.dp.max()) + 1)
+    if max(int(operations.rank.max()) + 1, size) > MOST_RANKS:
+        raise FormatError(f"{path} has a rank, stage or dp_rank beyond {MOST_RANKS:,}: no job has that many.")
 
 
 def find_places(operations: Operations, meta: Mapping[str, str], where: Path) -> Places:

@@ -73,7 +73,7 @@ def read_operations(path: Path) -> Operations:
                 raise FormatError(f"{path} has no column {', '.join(missing)}: it is no trace of the what-if analysis.")
             table = file.read(columns=list(COLUMNS))
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({_first_line(error)}): get a whole copy of it.") from error
+        raise FormatError(f"{path} cannot be read ({_first_line(error)}): {_advice(path)}.") from error
     table = table.filter(pc.and_(pc.is_valid(table["rank"]), pc.is_valid(table["step"]))).combine_chunks()
     if not table.num_rows:
         raise FormatError(f"{path} has no rows with a rank and a step: there is nothing to import.")
@@ -148,6 +148,20 @@ def _integers(table: pa.Table, name: str) -> IntArray:
     """Integers; anything below 0 is the trace's way to say that there is none."""
     values = np.asarray(table[name].cast(pa.int64()).fill_null(ABSENT).to_numpy(), np.int64)
     return np.where(values < 0, ABSENT, values)
+
+
+def _advice(path: Path) -> str:
+    """What to do about a file that is not read: Parquet begins and ends with the same four bytes."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4)
+            file.seek(max(path.stat().st_size - 4, 0))
+            end = file.read(4)
+    except OSError:
+        return "check the path and its permissions"
+    if begin != b"PAR1":
+        return "it is no Parquet file, so give the --format that it has"
+    return "it is damaged, so get another copy" if end == b"PAR1" else "it was cut, so get a whole copy"
 
 
 def _first_line(error: Any) -> str:

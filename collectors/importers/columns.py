@@ -35,6 +35,10 @@ class SegmentInfo:
         return segment_id(self.name, str(self.kind), self.axis)
 
 
+ITERATION = SegmentInfo("iteration", SegmentKind.HOST, None, "host", Clock.HOST)
+"""A whole step, of which nothing tells what is inside."""
+
+
 def segment_rows(segments: Sequence[SegmentInfo]) -> pa.Table:
     """Rows of ``segments``, each once."""
     known = {one.id: one for one in segments}

@@ -29,7 +29,9 @@ class Imported:
 
     ``layout`` maps axis to size, the outermost first. ``configuration`` holds what is known of the job; under the key
     ``recorded`` stands which of its ranks the origin recorded, where it left some out on purpose. ``notes`` are
-    sentences for whoever imports it; ``rejected`` counts spans whose times cannot be true.
+    sentences for whoever imports it; ``rejected`` counts spans whose duration cannot be true, which
+    stay without it, ``dropped`` those left out because their start cannot. ``exit_reason`` is how the job ended, None
+    where nobody told: that a recording stops does not mean that the job did.
     """
 
     layout: dict[str, int]
@@ -38,9 +40,10 @@ class Imported:
     versions: dict[str, str] = field(default_factory=dict)
     start_ns: int | None = None
     end_ns: int | None = None
-    exit_reason: str = "finished"
+    exit_reason: str | None = None
     notes: tuple[str, ...] = ()
     rejected: int = 0
+    dropped: int = 0
 
 
 class Rows(Protocol):
@@ -52,6 +55,9 @@ class Rows(Protocol):
 
 class Source(Protocol):
     """One run in files of one format."""
+
+    others: list[str]
+    """Names of files that lay beside those of the format, and were left out; complete when all was read."""
 
     @property
     def run(self) -> str:
@@ -73,6 +79,7 @@ class Report:
     steps: int
     spans: int
     rejected: int
+    dropped: int
     notes: tuple[str, ...]
     seconds: float
 
@@ -90,4 +97,6 @@ def tables_of(report: Report) -> Iterator[tuple[str, str]]:
     yield "steps", f"{report.steps:,}"
     yield "spans", f"{report.spans:,}"
     if report.rejected:
-        yield "rejected", f"{report.rejected:,} spans whose times cannot be true"
+        yield "rejected", f"{report.rejected:,} spans whose duration cannot be true"
+    if report.dropped:
+        yield "dropped", f"{report.dropped:,} spans whose start cannot be true"

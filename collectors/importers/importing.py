@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from ...profiler.errors import UsageError
+import pyarrow as pa
+
+from ...profiler.errors import FormatError, MegascopeError, UsageError
 from .bytedance import ByteDanceTrace
+from .hostile import plain_name
 from .imported import Format, Progress, Report, Source, no_progress
 from .intake import LONGEST_NAME, intake
 from .kineto import DEFAULT_DEPTH, KinetoTraces
@@ -40,38 +44,70 @@ def import_run(
     if not paths:
         raise UsageError("Say what to import: megascope import PATH --to STORE.")
     found = Format(format) if format is not None else recognise(paths)
-    source = open_source(found, paths, layout, depth)
+    with _told_of(paths):
+        source = open_source(found, paths, layout, depth)
     name = run if run is not None else source.run[:LONGEST_NAME]
     with intake(root, name) as rows:
-        done = source.read(rows, progress)
+        with _told_of(paths):
+            done = source.read(rows, progress)
         rows.finish(done)
     return Report(
-        root, name, found, len(rows.ranks), done.world_size, len(rows.steps), rows.spans, done.rejected, done.notes,
-        round(time.perf_counter() - began, 3),
+        root, name, found, len(rows.ranks), done.world_size, len(rows.steps), rows.spans, done.rejected, done.dropped,
+        (*done.notes, *_left_out(source.others, found)), round(time.perf_counter() - began, 3),
     )  # fmt: skip
+
+
+@contextmanager
+def _told_of(paths: Sequence[Path]) -> Iterator[None]:
+    """Make a sentence of what values break that no tool writes. Raises FormatError instead of what they raise."""
+    try:
+        yield
+    except MegascopeError:
+        raise
+    except (pa.ArrowException, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        told = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise FormatError(
+            f"{', '.join(map(str, paths[:3]))} holds values that cannot be true ({told[:200]}): check what wrote it."
+        ) from error
+
+
+def _left_out(others: Sequence[str], format: Format) -> Iterator[str]:
+    """A note about files that lay beside those that were imported."""
+    if others:
+        names = ", ".join(sorted(others)[:5]) + (", ..." if len(others) > 5 else "")
+        count = "1 other file is" if len(others) == 1 else f"{len(others):,} other files are"
+        yield f"{count} not of format {format} and left out: {names}"
 
 
 def open_source(format: Format, paths: Sequence[Path], layout: Path | None, depth: int) -> Source:
     """What reads files of a format. Raises UsageError where there are more files than make one run."""
-    if format is Format.BYTEDANCE:
-        return ByteDanceTrace(_single(paths, format), layout)
     if format is Format.KINETO:
         return KinetoTraces(paths, depth, layout)
-    if layout is not None:
+    if layout is not None and format is not Format.BYTEDANCE:
         raise UsageError(f"Files of format {format} tell their layout themselves: leave --layout out.")
-    if format is Format.MEGATRON_LOG:
-        return MegatronLog(_single(paths, format))
-    if format is Format.MEGATRON_JSON:
-        return MegatronCurves(_single(paths, format))
-    raise UsageError(f"Format {format} cannot be imported: use one of {', '.join(Format)}.")
+    path, others = _single(paths, format)
+    if not path.stat().st_size:
+        raise FormatError(f"{path} is empty: the tool that should have written it did not come to it.")
+    source: Source
+    if format is Format.BYTEDANCE:
+        source = trace = ByteDanceTrace(path, layout)
+        others = [one for one in others if one != trace.layout]
+    elif format is Format.MEGATRON_LOG:
+        source = MegatronLog(path)
+    else:
+        source = MegatronCurves(path)
+    source.others += [plain_name(one) for one in others]
+    return source
 
 
-def _single(paths: Sequence[Path], format: Format) -> Path:
+def _single(paths: Sequence[Path], format: Format) -> tuple[Path, list[Path]]:
+    """The one file of a format, and the others that lie in its folder."""
     if len(paths) > 1:
         raise UsageError(f"Files of format {format} are one run each: import them one by one, each with its --run.")
     if not paths[0].is_dir():
-        return paths[0]
-    inside = [one for one in sorted(paths[0].rglob("*")) if one.is_file() and format_of(one) is format]
-    if len(inside) != 1:
-        raise UsageError(f"{paths[0]} has {len(inside)} files of format {format}, which are one run each: give one.")
-    return inside[0]
+        return paths[0], []
+    inside = [one for one in sorted(paths[0].rglob("*")) if one.is_file()]
+    chosen = [one for one in inside if format_of(one) is format]
+    if len(chosen) != 1:
+        raise UsageError(f"{paths[0]} has {len(chosen)} files of format {format}, which are one run each: give one.")
+    return chosen[0], [one for one in inside if one != chosen[0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ import pyarrow.compute as pc
 from ...profiler.errors import UsageError
 from ...profiler.topology import stable_id
 from ...profiler.vocabulary import Status
-from ..clock_update import ClockKeeper
 from ..manifest import manifest_folder, manifest_folders, quote_name
+from ..marker import MARKER, write_marker
 from ..rollup import window_rows
 from ..schemas import RANKS_PER_BLOCK, TABLES, block_name
 from ..store import Store
-from ..writer import TableWriter
+from ..writer import TableWriter, WriterHeldError
 from .columns import ABSENT
 from .imported import Imported
+from .preview import clock_offsets
+from .stopping import StoppedError, held_back
 
 _OF_RANKS = frozenset({"events", "steps", "rank_windows", "heartbeats"})
 """Tables that are kept in blocks of ranks."""
@@ -32,6 +34,8 @@ _RANK_COLUMNS = frozenset(column.name for column in TABLES["ranks"].columns)
 
 LONGEST_NAME = 120
 """Characters of a run's name: it becomes the name of a folder."""
+
+_TRIES = 20
 
 
 class Intake:
@@ -42,6 +46,7 @@ class Intake:
         self.spans = 0
         self.ranks: set[int] = set()
         self.steps: set[int] = set()
+        self._has_groups = False
 
     def add(self, table: str, rows: pa.Table) -> None:
         """Stage rows. Columns of ``ranks`` that the schema does not have are coordinates."""
@@ -57,6 +62,7 @@ class Intake:
             self.steps.update(pc.unique(rows["step"]).to_pylist())
         if table == "events":
             self.spans += rows.num_rows
+        self._has_groups |= table == "groups"
 
     def finish(self, done: Imported) -> None:
         """Write the row of ``runs`` and make everything valid."""
@@ -70,17 +76,20 @@ class Intake:
             "exit_reason": [done.exit_reason],
         }
         self._writer.write("runs", self._run, 0, row)
-        self._writer.commit()
-        self._align()
+        with held_back() as stops:
+            if len(self.ranks) > 1 and self._has_groups:
+                self._align()
+            if stops:
+                raise KeyboardInterrupt
+            write_marker(self._writer.root)  # an import that failed beside this one may have cleared it away
+            self._writer.commit()
 
     def _align(self) -> None:
-        """Offsets of the ranks' clocks from the ends of what they did together, as an agent would work them out."""
-        with Store(self._writer.root) as store:
-            offsets = ClockKeeper(store.attempt(self._run)).new_rows(store, is_over=True)
+        """Write the offsets of the ranks' clocks, before the one commit."""
+        offsets = clock_offsets(self._writer, self._run)
         if offsets:
             columns = {name: [row[name] for row in offsets] for name in offsets[0]}
             self._writer.write("clock_offsets", self._run, 0, columns)
-            self._writer.commit()
 
     def _write(self, table: str, rows: pa.Table, block: str) -> None:
         axes = [name for name in rows.column_names if name not in _RANK_COLUMNS] if table == "ranks" else []
@@ -91,31 +100,68 @@ class Intake:
 def intake(root: Path, run: str) -> Iterator[Intake]:
     """An intake for a run that the store does not have yet; whatever is raised inside leaves nothing behind.
 
-    Raises UsageError where the store has the run already, or for a name that cannot be one.
+    Raises UsageError where the store has the run already, is getting it from another process, or for a name that cannot
+    be one; StoppedError where the import was stopped when all was done.
     """
     check_name(run)
-    is_new, name = not root.exists(), f"import-{stable_id('import', run):016x}"
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
     _check_absent(root, run)
+    writer: TableWriter | None = None
     try:
-        with TableWriter(root, name) as writer:
-            yield Intake(writer, run)
-    except BaseException:
-        if is_new and not _is_store(root):
-            shutil.rmtree(root, ignore_errors=True)
-        else:
-            _remove_traces(root, run, manifest_folder(root, name))
+        with held_back():
+            writer = _hold(root, run)
+        _check_absent(root, run)
+        yield Intake(writer, run)
+    except BaseException as error:
+        with held_back():  # a second Ctrl-C comes when all is cleared away
+            if writer is None:
+                _remove_empty(made)
+            elif not writer.committed_files:
+                _undo(writer, run, made)
+            elif isinstance(error, KeyboardInterrupt):
+                raise StoppedError(f"Stopped when the import was done: run {run!r} is in {root}.") from error
         raise
+    finally:
+        if writer is not None:
+            writer.close()
 
 
-def _remove_traces(root: Path, run: str, manifests: Path) -> None:
-    """Remove the empty folders of an import that failed, unless something of it is listed."""
-    if any(manifests.glob("*.json")):
-        return
-    shutil.rmtree(manifests, ignore_errors=True)
-    for folder in root.glob(f"*/run={quote_name(run)}"):
-        for path in sorted(folder.rglob("*"), reverse=True):
-            with suppress(OSError):
-                path.rmdir()
+def _hold(root: Path, run: str) -> TableWriter:
+    """The writer of a run. Where another import has just cleared its folders away, they are made again."""
+    for _ in range(_TRIES):
+        try:
+            return TableWriter(root, f"import-{stable_id('import', run):016x}")
+        except WriterHeldError:
+            break
+        except FileNotFoundError:
+            continue
+    raise UsageError(
+        f"Run {run!r} is being imported into {root} by another process: wait for it, or give another --run."
+    )
+
+
+def _undo(writer: TableWriter, run: str, made: Sequence[Path]) -> None:
+    """Remove all that an import without a commit wrote, and no more: others may be writing to the same store.
+
+    The writer still holds its lock, whose file goes last.
+    """
+    root = writer.root
+    folders = {(root / entry.path).parent for entry in writer.staged_files}
+    folders |= {path for table in TABLES for path in root.glob(f"{table}/run={quote_name(run)}/attempt=0/*")}
+    writer.rollback()
+    for folder in folders:
+        _remove_empty([folder, *folder.parents[:3]])
+    own = manifest_folder(root, writer.writer)
+    shutil.rmtree(own, ignore_errors=True)
+    _remove_empty([own.parent])
+    if root in made and not own.parent.exists():
+        (root / MARKER).unlink(missing_ok=True)
+        _remove_empty(made)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first, that nothing is in."""
+    for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
@@ -134,7 +180,7 @@ def _is_store(root: Path) -> bool:
 def _check_absent(root: Path, run: str) -> None:
     if not _is_store(root):
         return
-    with Store(root) as store:
+    with held_back(), Store(root) as store:  # DuckDB makes another error of an interruption
         if any(one.run == run for one in store.attempts()):
             raise UsageError(f"The store {root} has a run {run!r} already: give another --run, or another --to.")
 

@@ -14,14 +14,15 @@ import pyarrow as pa
 
 from ...profiler.errors import FormatError, UsageError
 from ...profiler.topology import Topology
-from .chrome_json import ChromeTrace
+from .chrome_json import ChromeTrace, NoTraceError
 from .columns import GroupBook, SegmentInfo, last_look, segment_rows
+from .hostile import INT32, plain_name, whole
 from .imported import Imported, Progress, Rows
 from .kineto_file import KinetoFile, read_kineto
 from .kineto_groups import NO_GROUP, HeldBack, configured_groups, find_groups, sequences
 from .kineto_rank import RankSpans, event_rows, rank_spans
 from .layout_file import read_layout
-from .trace_files import TraceFile, further, trace_files
+from .trace_files import OpenTrace, further, open_traces, trace_files
 
 DEFAULT_DEPTH = 1
 
@@ -45,6 +46,7 @@ class _Job:
     begin_ns: int | None = None
     end_ns: int | None = None
     rejected: int = 0
+    dropped: int = 0
     unmarked: int = 0
     early: int = 0
     ends: dict[int, tuple[int, int | None]] = field(default_factory=dict)
@@ -60,22 +62,23 @@ class KinetoTraces:
     """
 
     def __init__(self, paths: Sequence[Path], depth: int = DEFAULT_DEPTH, layout: Path | None = None) -> None:
-        self._files = trace_files(paths)
+        self._files, self.others = trace_files(paths)
         self._depth = depth
         self._mesh = None if layout is None else read_layout(layout)
-        first = paths[0]
-        self.run = re.sub(r"(\.pt)?(\.trace)?(\.json|\.tar)?(\.gz|\.tgz)?$", "", first.name) or first.resolve().name
+        name = plain_name(paths[0].name or paths[0].resolve())
+        self.run = re.sub(r"(\.pt)?(\.trace)?(\.json|\.tar)?(\.gz|\.tgz)?$", "", name) or name
 
     def read(self, rows: Rows, progress: Progress) -> Imported:
         """Hand over all rows. Raises FormatError for damage, UsageError where the files are not one job's."""
         job = _Job(rows)
         done, total = 0, sum(file.size_bytes for file in self._files)
         for file in self._files:
-            self._read_file(job, file, partial(further, progress, done, total))
+            for trace in open_traces(file, self.others):
+                self._read_trace(job, trace, partial(further, progress, done, total))
             done += file.size_bytes
             progress(done, total)
         if job.begin_ns is None:
-            raise FormatError(f"There is no span in {', '.join(one.name for one in self._files[:3])}.")
+            raise FormatError(f"There is no span in {', '.join(plain_name(one.path) for one in self._files[:3])}.")
         world = next(iter(job.worlds), None)
         if world is None and set(job.files) == set(range(len(job.files))):
             world = len(job.files)
@@ -84,19 +87,22 @@ class KinetoTraces:
         elif world is not None and max(job.files) >= world:
             raise UsageError(f"A trace is of rank {max(job.files)}, another says that there are {world} ranks.")
         mesh = self._mesh
-        if mesh is not None and mesh.world_size != (world or mesh.world_size):
-            raise UsageError(
-                f"The layout has {mesh.world_size} ranks, the traces are of {world}: give the right --layout."
-            )
+        if mesh is not None:
+            _check_mesh(job, mesh)
         rows.add("ranks", pa.concat_tables([_rank_row(file, rank, mesh) for rank, file in job.files.items()]))
         _write_communication(job, world)
         rows.add("segments", segment_rows(list(job.segments.values())))
         rows.add("groups", job.book.rows())
-        return _imported(job, mesh, world, [one.name for one in self._files])
+        return _imported(job, mesh, world, [file.name for file in job.files.values()])
 
-    def _read_file(self, job: _Job, source: TraceFile, look: Callable[[IO[bytes]], None]) -> None:
-        with source.open() as stream:
-            file = read_kineto(ChromeTrace(stream, source.name), source.name, partial(look, stream))
+    def _read_trace(self, job: _Job, source: OpenTrace, look: Callable[[IO[bytes]], None]) -> None:
+        try:
+            file = read_kineto(ChromeTrace(source.stream, source.name), source.name, partial(look, source.origin))
+        except NoTraceError:
+            if source.must_be:
+                raise
+            self.others.append(source.name)
+            return
         rank = self._rank_of(job, file)
         spans = rank_spans(file, rank, self._depth)
         _shift(spans, _base(file.header.get("baseTimeNanoseconds")))
@@ -115,16 +121,18 @@ class KinetoTraces:
 
     def _rank_of(self, job: _Job, file: KinetoFile) -> int:
         info = file.header.get("distributedInfo")
-        rank = info.get("rank") if isinstance(info, dict) else None
-        world = info.get("world_size") if isinstance(info, dict) else None
-        if isinstance(world, int) and world > 0:
+        told = info if isinstance(info, dict) else {}
+        rank, world = whole(told.get("rank"), INT32), whole(told.get("world_size"), INT32)
+        if rank is None and _is_beyond(told.get("rank")):
+            raise FormatError(f"{file.name} says that it is of rank {str(told['rank'])[:30]}: no job has that many.")
+        if world:
             job.worlds[world] = file.name
         if len(job.worlds) > 1:
             one, other = job.worlds.items()
             raise UsageError(
                 f"{one[1]} is of a job of {one[0]} ranks, {other[1]} of one of {other[0]}: import each job by itself."
             )
-        if not isinstance(rank, int) or rank < 0:
+        if rank is None:
             named = _RANK_IN_NAME.findall(file.name)
             rank = int(named[-1][:6]) if named else 0
         if rank in job.files:
@@ -134,9 +142,29 @@ class KinetoTraces:
         return rank
 
 
+def _is_beyond(value: Any) -> bool:
+    """Whether a rank was told that is too large to be one."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= INT32
+
+
+def _check_mesh(job: _Job, mesh: Topology) -> None:
+    """Hold a layout against the traces. Raises UsageError where they contradict it."""
+    told = next(iter(job.worlds), None)
+    if told is not None and told != mesh.world_size:
+        raise UsageError(f"The layout has {mesh.world_size} ranks, the traces are of {told}: give the right --layout.")
+    if max(job.files) >= mesh.world_size:
+        raise UsageError(
+            f"The layout has {mesh.world_size} ranks, and a trace is of rank {max(job.files)}: give the right --layout."
+        )
+    if told is None and len(job.files) != mesh.world_size:
+        job.notes.append(
+            f"the layout has {mesh.world_size} ranks, no trace tells how many there are: {len(job.files)} were given"
+        )
+
+
 def _base(value: Any) -> int:
     """The moment that times count from, ns."""
-    return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
+    return whole(value, 1 << 62) or 0
 
 
 def _shift(spans: RankSpans, base_ns: int) -> None:
@@ -169,7 +197,8 @@ def _remember(job: _Job, file: KinetoFile, spans: RankSpans) -> None:
         job.begin_ns = begin if job.begin_ns is None else min(job.begin_ns, begin)
         job.end_ns = end if job.end_ns is None else max(job.end_ns, end)
         job.ends[spans.rank] = (end, spans.steps[-1][0] if spans.steps else None)
-    job.rejected += len(file.rejected) + file.unreadable
+    job.rejected += len(file.rejected)
+    job.dropped += file.unreadable
     job.unmarked += not file.steps
     job.early += len(spans.early_ns)
     job.earliest_ns = max(job.earliest_ns, int(spans.early_ns.max(initial=0)))
@@ -232,20 +261,24 @@ def _imported(job: _Job, mesh: Topology | None, world: int | None, names: list[s
             "host and device differ by that much"
         )
     if job.rejected:
-        notes.append(f"{job.rejected:,} spans have times that cannot be true (status rejected)")
+        notes.append(f"{job.rejected:,} spans have a duration that cannot be true: they stay, with status rejected")
+    if job.dropped:
+        notes.append(f"{job.dropped:,} spans have no start, or one that cannot be true: they are left out")
     communicators = list(dict.fromkeys(text for file in job.files.values() for text in file.communicators))
     imported: dict[str, Any] = {"format": "kineto", "files": names[:100], "communicators": communicators[:1000]}
     configuration: dict[str, Any] = {"imported": imported}
     if mesh is None and len(job.files) > 1:
         notes.append("no trace tells the mesh: all ranks are taken to do the same work, unless --layout tells more")
+    world = world if mesh is None else mesh.world_size
     if world is not None and len(job.files) < world:
         notes.append(f"traces of {len(job.files)} of {world} ranks were imported: nothing is known of the others")
     return Imported(
         layout=dict(mesh.axes) if mesh is not None else {},
-        world_size=world if mesh is None else mesh.world_size,
+        world_size=world,
         configuration=configuration,
         start_ns=job.begin_ns,
         end_ns=job.end_ns,
         notes=tuple(notes),
         rejected=job.rejected,
+        dropped=job.dropped,
     )

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...profiler.topology import stable_id
-from .chrome_json import LARGEST_NS, ChromeTrace, ns_of
+from .chrome_json import LARGEST_NS, ChromeTrace, NoTraceError, ns_of
 from .columns import ABSENT, IntArray
+from .hostile import INT32, whole
 
 MOST_SPANS = 4_000_000
 """Spans of one file that are kept, at about 0.4 GiB of memory a million. What comes behind is counted and left out."""
@@ -139,7 +140,9 @@ def read_kineto(trace: ChromeTrace, name: str, look: Callable[[], None] = lambda
     """Read one trace; ``look`` is called now and then. Raises FormatError for what is no Chrome trace."""
     file = KinetoFile(name)
     begun: dict[int, list[int]] = {}
+    is_trace = False
     for event in trace:
+        is_trace |= "ph" in event
         if trace.events % EVENTS_A_LOOK == 0:
             look()
         phase = event.get("ph")
@@ -148,6 +151,8 @@ def read_kineto(trace: ChromeTrace, name: str, look: Callable[[], None] = lambda
         elif phase in ("B", "E"):
             _half(file, event, begun, is_end=phase == "E")
     file.aborted.update(index for stack in begun.values() for index in stack)
+    if not trace.is_trace or (trace.events and not is_trace):
+        raise NoTraceError(f"{name} is no Chrome trace: it has no list of events.")
     file.header, file.lost = trace.header, trace.lost
     return file
 
@@ -163,7 +168,7 @@ def _complete(file: KinetoFile, event: dict[str, Any]) -> None:
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
     if category in _LAUNCHES:
-        correlation = _whole(args.get("correlation"))
+        correlation = whole(args.get("correlation"))
         if correlation is not None and len(file.launch_ids) < MOST_SPANS:
             file.launch_ids.append(correlation)
             file.launch_ns.append(start)
@@ -173,8 +178,8 @@ def _complete(file: KinetoFile, event: dict[str, Any]) -> None:
     marker = _STEP.match(text)
     is_sound = duration is not None and 0 <= duration <= LONGEST_NS and start + duration < LARGEST_NS
     if marker is not None:
-        if is_sound and duration is not None and len(marker[1]) < 18:
-            file.steps.append((int(marker[1]), start, duration))
+        if is_sound and duration is not None and (step := whole(marker[1])) is not None:
+            file.steps.append((step, start, duration))
         return
     index = _add(file, event, text, _CATEGORIES.get(category, Where.ANNOTATION), start, duration if is_sound else None)
     if index is None:
@@ -215,13 +220,13 @@ def _add(
     is_device = where in (Where.KERNEL, Where.COPY)
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
-    correlation = _whole(args.get("correlation")) if is_device else None
+    correlation = whole(args.get("correlation")) if is_device else None
     if is_device:
-        device = _whole(args.get("device"))
+        device = whole(args.get("device"))
         if device is not None and len(file.devices) < MOST_COMMUNICATORS:
             file.devices.add(device)
     elif file.pid is None:
-        file.pid = _whole(event.get("pid"))
+        file.pid = whole(event.get("pid"))
     lane = _lane(file, event, is_device=is_device)
     known = ABSENT if correlation is None else correlation
     file.spans.add(start, ABSENT if duration is None else duration, where, _name(file, text), lane, known)
@@ -257,7 +262,7 @@ _BYTES = {
 
 
 def _collective(args: dict[str, Any]) -> Collective:
-    elements, each = _whole(args.get("In msg nelems")), _BYTES.get(str(args.get("dtype", "")).lower())
+    elements, each = whole(args.get("In msg nelems")), _BYTES.get(str(args.get("dtype", "")).lower())
 
     def text(key: str) -> str | None:
         value = args.get(key)
@@ -267,7 +272,7 @@ def _collective(args: dict[str, Any]) -> Collective:
         text("Collective name"),
         text("Process Group Name"),
         text("Process Group Description"),
-        tuple(ranks_of(args.get("Process Group Ranks"), _whole(args.get("Group size")))),
+        tuple(ranks_of(args.get("Process Group Ranks"), whole(args.get("Group size")))),
         None if elements is None or each is None else elements * each,
     )
 
@@ -276,14 +281,10 @@ def ranks_of(value: Any, size: int | None = None) -> Iterator[int]:
     """Global ranks from ``"[0, 1]"`` or a list; none where it was shortened, or is not as long as it says."""
     if isinstance(value, str):
         parts = value.strip().strip("[]").split(",")
-        value = [int(part) for part in parts if part.strip().isdigit()] if "..." not in value else []
-    is_list = isinstance(value, list) and all(isinstance(one, int) and one >= 0 for one in value)
-    if is_list and (size is None or len(value) == size):
-        yield from value
-
-
-def _whole(value: Any) -> int | None:
-    """An integer that fits a column, also written as text; None for anything else."""
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+        value = parts if parts != [""] and "..." not in value else []
+    if not isinstance(value, list):
+        return
+    ranks = [whole(one.strip() if isinstance(one, str) else one, INT32) for one in value]
+    found = [one for one in ranks if one is not None]
+    if len(found) == len(value) and (size is None or len(value) == size):
+        yield from found

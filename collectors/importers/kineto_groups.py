@@ -8,11 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from .columns import GroupBook, IntArray
+from .columns import ABSENT, GroupBook, IntArray
 from .kineto_file import Collective, KinetoFile, ranks_of
-from .kineto_rank import RankSpans, axis_of
+from .kineto_rank import RankSpans
+from .kineto_segments import axis_of
 
 NO_GROUP = 0
+
+LEAST_SHARED = 4
+"""Operations that have to agree before a group is believed that nobody told."""
+
+ENDS_AGREE_NS = 20_000
+"""Ranks leave a collective within some microseconds of each other: 7 in a published job of 8."""
+
+ENDS_CLOSER = 4
+"""So much closer together ranks have to leave an operation than they came to it."""
 
 
 @dataclass(slots=True)
@@ -56,7 +66,8 @@ def find_groups(held: Sequence[HeldBack], world_size: int | None, book: GroupBoo
                 found[:] = inferred
             return groups, [
                 f"no trace tells the groups of its {count:,} collectives: since all {len(held)} ranks issued the same "
-                "ones in the same order, they are taken to be of one group of all ranks"
+                "ones in the same order, and whoever came late they ended together, they are taken to be of one group "
+                "of all ranks"
             ]
     which = "1 collective is" if count == 1 else f"{count:,} collectives are"
     return groups, [f"{which} without a group: neither arguments nor header tell it"]
@@ -87,11 +98,36 @@ def _identity(
 
 
 def _inferred(held: Sequence[HeldBack], world_size: int | None, book: GroupBook) -> int | None:
-    """The group of all ranks, where all of them are there and issued the same operations in the same order."""
+    """The group of all ranks, where all of them are there, issued the same operations in the same order, and met.
+
+    The order alone tells nothing: the tensor-parallel pairs of a job all issue the same, each for itself.
+    """
     if len(held) < 2 or len(held) != world_size:
         return None
     orders = {tuple(one.spans.segments[int(one.spans.segment[at])].name for at in one.rows.tolist()) for one in held}
-    return book.id_of("world", [one.spans.rank for one in held]) if len(orders) == 1 else None
+    if len(orders) > 1 or len(held[0].rows) < LEAST_SHARED:
+        return None
+    start = np.stack([one.spans.start_ns[one.rows] for one in held])
+    duration = np.stack([one.spans.duration_ns[one.rows] for one in held])
+    if (duration == ABSENT).any() or not _met(start, start + duration):
+        return None
+    return book.id_of("world", [one.spans.rank for one in held])
+
+
+def _met(start: IntArray, end: IntArray) -> bool:
+    """Whether these [R, K] are R ranks' parts in K shared operations: they come apart and leave together.
+
+    Clocks may differ by a constant. Operations of separate groups end as far apart as they begin.
+    """
+    apart = _spread(end)
+    return apart <= ENDS_AGREE_NS and apart * ENDS_CLOSER <= _spread(start)
+
+
+def _spread(moment: IntArray) -> float:
+    """How far the ranks are apart, ns, beyond what is the same in all operations: of all but one in twenty at most."""
+    relative = (moment - moment[0]).astype(np.float64)
+    varying = relative - np.median(relative, axis=1, keepdims=True)
+    return float(np.quantile(varying.max(axis=0) - varying.min(axis=0), 0.95))
 
 
 def sequences(group: IntArray) -> IntArray:

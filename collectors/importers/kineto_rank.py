@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,20 +11,8 @@ import pyarrow as pa
 from ...profiler.vocabulary import Clock, SegmentKind, Status
 from .columns import ABSENT, IntArray, SegmentInfo, named, nullable
 from .intervals import covered_between, enclosing
-from .kineto_file import Collective, KinetoFile, Where
-
-HOST_STREAM = "host"
-
-_SOFTWARE = ("gloo:", "mpi:", "ucc:")
-"""Annotations of collectives that run on the CPU: the span is the operation itself."""
-
-_WORD = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)")
-_PLAIN = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "broadcast": "broadcast",
-    "sendrecv": "send_recv", "reduce": "reduce", "alltoall": "all_to_all", "generic": "collective",
-    "_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "all_to_allv": "all_to_all",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter", "allreduce_coalesced": "all_reduce",
-}  # fmt: skip
+from .kineto_file import LONGEST_NS, Collective, KinetoFile, Where
+from .kineto_segments import HOST_STREAM, communication_segment, segment_of
 
 
 @dataclass(slots=True)
@@ -70,13 +57,15 @@ def rank_spans(file: KinetoFile, rank: int, depth: int) -> RankSpans:
     is_device = (where == Where.KERNEL) | (where == Where.COPY)
     end = start + np.maximum(duration, 0)
     parent = _parents(lane, start, end, ~is_device & (duration != ABSENT))
-    kept = np.flatnonzero(_is_kept(where, parent, depth))
+    far = _is_far(start)
+    file.unreadable += int(far.sum())
+    kept = np.flatnonzero(_is_kept(where, parent, depth) & ~far)
     kept = kept[np.argsort(start[kept], kind="stable")]
     new = np.full(len(start) + 1, ABSENT, np.int64)
     new[kept] = np.arange(len(kept))
-    communication = {int(new[index]): one for index, one in file.collectives.items()}
+    communication = {int(new[index]): one for index, one in file.collectives.items() if not far[index]}
     segments, segment = _segments(file, kept, where, np.array(columns.name, np.int64), communication)
-    steps, launch = _steps(file, start, end), file.launches()[kept]
+    steps, launch = _steps(file, start[~far], end[~far]), file.launches()[kept]
     begin = np.where(is_device[kept] & (launch != ABSENT), launch, start[kept])
     status = _status(file, new)[: len(kept)]
     lanes = _Lanes.of(file)
@@ -103,6 +92,14 @@ def rank_spans(file: KinetoFile, rank: int, depth: int) -> RankSpans:
     result.self_ns = _self(result)
     _expose(result)
     return result
+
+
+def _is_far(start: IntArray) -> npt.NDArray[np.bool_]:
+    """Which spans begin more than a day from the middle one, as no window that a profiler records does. [N] -> [N]."""
+    if not len(start):
+        return np.zeros(0, np.bool_)
+    far: npt.NDArray[np.bool_] = np.abs(start - int(np.median(start))) > LONGEST_NS
+    return far
 
 
 def _parents(lane: IntArray, start: IntArray, end: IntArray, nests: npt.NDArray[np.bool_]) -> IntArray:
@@ -135,11 +132,17 @@ class _Lanes:
     def of(cls, file: KinetoFile) -> _Lanes:
         """What ran on a device has its stream, and no thread of its own."""
         lanes = [key for key, _ in sorted(file.lanes.items(), key=lambda item: item[1])]
-        names = [f"stream {tid}" if is_device else HOST_STREAM for is_device, _, tid in lanes]
+        several = len({pid for is_device, pid, _ in lanes if is_device}) > 1
+        names = [_stream(pid, tid, several=several) if is_device else HOST_STREAM for is_device, pid, tid in lanes]
         streams = list(dict.fromkeys(names))
         hosted = np.cumsum([not is_device for is_device, *_ in lanes]) - 1
         thread = np.where([is_device for is_device, *_ in lanes], 0, np.minimum(hosted, np.iinfo(np.int16).max))
         return cls(streams, np.array([streams.index(one) for one in names], np.int64), thread.astype(np.int64))
+
+
+def _stream(device: str, stream: str, *, several: bool) -> str:
+    """What a stream of a device is called: streams of several devices have the same numbers."""
+    return f"device {device} stream {stream}" if several else f"stream {stream}"
 
 
 def _is_kept(where: IntArray, parent: IntArray, depth: int) -> npt.NDArray[np.bool_]:
@@ -175,12 +178,12 @@ def _segments(
     key = name[kept] * len(Where) + where[kept]
     distinct, place = np.unique(key, return_inverse=True)
     kinds = len(Where)
-    infos = [_segment(names[code // kinds], Where(code % kinds), has_device=has_device) for code in distinct.tolist()]
+    infos = [segment_of(names[code // kinds], Where(code % kinds), has_device=has_device) for code in distinct.tolist()]
     known: dict[SegmentInfo, int] = {}
     index = np.array([known.setdefault(info, len(known)) for info in infos], np.int64)
     segment = index[place] if len(index) else np.zeros(0, np.int64)
     for span, one in communication.items():
-        info = _communication_segment(names[int(name[kept[span]])], one)
+        info = communication_segment(names[int(name[kept[span]])], one)
         segment[span] = known.setdefault(info, len(known))
     for span in np.flatnonzero([info.kind == SegmentKind.COLLECTIVE for info in known]).tolist():
         for at in np.flatnonzero(segment == span).tolist():
@@ -188,45 +191,12 @@ def _segments(
     return list(known), segment
 
 
-def _segment(name: str, where: Where, *, has_device: bool) -> SegmentInfo:
-    if where in (Where.KERNEL, Where.COPY):
-        return SegmentInfo(name, SegmentKind.COMPUTE, None, "", Clock.DEVICE)
-    if name.startswith(_SOFTWARE):
-        return SegmentInfo(name.partition(":")[2], SegmentKind.COLLECTIVE, None, HOST_STREAM, Clock.HOST)
-    kind = SegmentKind.HOST if has_device else SegmentKind.COMPUTE
-    if name.startswith("Optimizer."):
-        kind = SegmentKind.OPTIMIZER
-    elif name.startswith("enumerate(DataLoader)"):
-        kind = SegmentKind.DATA
-    elif name.startswith("nccl:"):  # its launch, not the operation
-        kind = SegmentKind.HOST
-    return SegmentInfo(name, kind, None, HOST_STREAM, Clock.HOST)
-
-
-def _communication_segment(kernel: str, one: Collective) -> SegmentInfo:
-    word = one.name or next(iter(_WORD.findall(kernel)), "collective")
-    name = _PLAIN.get(word.lower(), word.lower())
-    kind = SegmentKind.P2P if one.name is not None and name in ("send", "recv") else SegmentKind.COLLECTIVE
-    return SegmentInfo(name, kind, axis_of(one.description), "", Clock.DEVICE)
-
-
-_AXES = (("tensor", "tp"), ("pipeline", "pp"), ("expert", "ep"), ("context", "cp"), ("data", "dp"))
-
-
-def axis_of(description: str | None) -> str | None:
-    """The axis that a group's description means; ``world`` for the default group, the text itself for others."""
-    if description is None or description == "undefined":
-        return None
-    if description == "default_pg":
-        return "world"
-    text = description.lower()
-    return next((axis for word, axis in _AXES if word in text), text)
-
-
 def _steps(file: KinetoFile, start: IntArray, end: IntArray) -> list[tuple[int, int, int]]:
     """Step, start and duration, by their start; one implicit step 0 where none was marked."""
     if file.steps:
-        newest = {step: (step, begin, duration) for step, begin, duration in file.steps}
+        steps = np.array([begin for _, begin, _ in file.steps], np.int64)
+        near = ~_is_far(np.r_[steps, start])[: len(steps)] if len(start) else np.ones(len(steps), np.bool_)
+        newest = {one[0]: one for one, is_near in zip(file.steps, near.tolist(), strict=True) if is_near}
         return sorted(newest.values(), key=lambda one: one[1])
     if not len(start):
         return []

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from ...profiler.errors import FormatError, UsageError
 from ...profiler.topology import Topology
+from .hostile import whole
 
 _ENDING = "_size"
 _NO_AXES = frozenset({"world_size", "vpp_size"})
 """Sizes that are none of an axis: the number of ranks, and that of the chunks on a rank."""
+
+
+MOST_RANKS = 1 << 24
+"""More than any job has."""
 
 
 def read_meta(path: Path) -> dict[str, str]:
@@ -32,9 +38,12 @@ def sizes_of(meta: Mapping[str, str], where: Path) -> dict[str, int]:
     found = {}
     for key, value in meta.items():
         if key.endswith(_ENDING) and key not in _NO_AXES:
-            if not value.isdigit() or int(value) < 1:
-                raise FormatError(f"{key} in {where} is {value!r}: give a size of 1 or more.")
-            found[key.removesuffix(_ENDING)] = int(value)
+            size = whole(value, MOST_RANKS + 1)
+            if not size:
+                raise FormatError(f"{key} in {where} is {value[:40]!r}: give a size from 1 to {MOST_RANKS:,}.")
+            found[key.removesuffix(_ENDING)] = size
+    if math.prod(found.values()) > MOST_RANKS:
+        raise FormatError(f"{where} tells a layout of more than {MOST_RANKS:,} ranks: check its sizes.")
     return found
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from .hostile import INT32, whole
+
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\]\s+iteration\b")
 _TIMERS = re.compile(r"^\s*time \(ms\) \|(.*)")
@@ -19,17 +21,25 @@ _ENDED = (
     (re.compile(r"^Traceback \(most recent call last\)|CUDA error|OutOfMemoryError"), "crashed"),
 )
 
-NS_PER_MS = 1_000_000
+LONGEST_NS = 366 * 86_400 * 10**9
+"""Nothing that a log tells the length of takes longer than a year."""
+
+MOST = 1 << 40
+"""Samples of a batch, and skipped iterations, are fewer."""
 
 
 @dataclass(slots=True)
 class Iteration:
-    """One line of an iteration, and its timers. What the line does not tell is None; a timer of 0.00 is None."""
+    """One line of an iteration, and its timers. What the line does not tell is None; a timer of 0.00 is None.
+
+    ``begin_ns`` is told of the first one after a start of the job.
+    """
 
     step: int
     of: int | None
     duration_ns: int | None
     end_ns: int | None = None
+    begin_ns: int | None = None
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -41,7 +51,9 @@ class Iteration:
 
 @dataclass(slots=True)
 class Log:
-    """All that a log tells. ``before`` are timers that were printed before the first iteration."""
+    """All that a log tells. ``before`` are timers that were printed before the first iteration, ``begin_ns`` is when
+    an iteration begins that has not been printed yet, ``ended`` what was said of the end behind the last iteration.
+    """
 
     iterations: list[Iteration] = field(default_factory=list)
     arguments: dict[str, str] = field(default_factory=dict)
@@ -78,9 +90,11 @@ def _take_bars(log: Log, line: str) -> None:
     found = _ITERATION.search(line)
     if found is not None:
         one = _iteration(found, line)
-        if log.iterations and one.step <= log.iterations[-1].step:
-            log.restarts += 1
-        log.iterations.append(one)
+        if one is not None:
+            if log.iterations and one.step <= log.iterations[-1].step:
+                log.restarts += 1
+            one.begin_ns, log.begin_ns, log.ended = log.begin_ns, None, None
+            log.iterations.append(one)
         return
     timers = _TIMERS.match(line)
     if timers is not None:
@@ -94,40 +108,43 @@ def _take_bars(log: Log, line: str) -> None:
 def _take_other(log: Log, line: str, deepspeed: list[Iteration]) -> None:
     if "iter time" in line:
         found = _DEEPSPEED.search(line)
-        if found is not None:
-            seconds = number(found[3])
-            duration = None if seconds is None else round(seconds * 1e9)
-            deepspeed.append(Iteration(int(found[1]), None, duration, loss=number(found[2])))
+        step = None if found is None else whole(found[1])
+        if found is not None and step is not None:
+            deepspeed.append(Iteration(step, None, ns_of_seconds(number(found[3])), loss=number(found[2])))
     elif "datetime:" in line:
         mark = _MARK.search(line)
-        log.begin_ns = log.begin_ns if mark is None else moment_ns(mark[1])
+        log.begin_ns = log.begin_ns if mark is None else _moment(mark[1])
     elif line.startswith("using world size:"):
         digits = re.findall(r"world size: (\d+)", line)
-        log.world_size = int(digits[0]) if digits else None
+        log.world_size = (whole(digits[0], INT32) or None) if digits else None
     elif "time across ranks" in line:
         log.across_ranks = True
     else:
         for pattern, reason in _ENDED:
-            if log.ended is None and pattern.search(line):
+            if pattern.search(line):
                 log.ended = reason
 
 
-def _iteration(found: re.Match[str], line: str) -> Iteration:
+def _iteration(found: re.Match[str], line: str) -> Iteration | None:
+    """What a line tells; None for a step that is no number of any column."""
+    step = whole(found[1])
+    if step is None:
+        return None
     told = dict(_fields(found[3]))
     elapsed = number(told.get("elapsed time per iteration (ms)"))
     samples = number(told.get("global batch size"))
     stamp = _STAMP.search(line)
     return Iteration(
-        step=int(found[1]),
-        of=int(found[2]),
-        duration_ns=None if elapsed is None or elapsed < 0 else round(elapsed * NS_PER_MS),
-        end_ns=None if stamp is None else moment_ns(stamp[1]),
+        step=step,
+        of=whole(found[2]),
+        duration_ns=_ns(elapsed, 1e6),
+        end_ns=None if stamp is None else _moment(stamp[1]),
         loss=number(told.get("lm loss", told.get("loss"))),
         grad_norm=number(told.get("grad norm")),
         learning_rate=number(told.get("learning rate")),
-        samples=None if samples is None else int(samples),
-        skipped=int(number(told.get("number of skipped iterations")) or 0),
-        nans=int(number(told.get("number of nan iterations")) or 0),
+        samples=_count(samples),
+        skipped=_count(number(told.get("number of skipped iterations"))) or 0,
+        nans=_count(number(told.get("number of nan iterations"))) or 0,
     )
 
 
@@ -143,7 +160,7 @@ def _timers(text: str) -> Iterator[tuple[str, int | None]]:
     for name, value in _fields(text):
         took = number(value)
         if took is not None and name:
-            yield name, round(took * NS_PER_MS) if took > 0 else None
+            yield name, _ns(took, 1e6) if took > 0 else None
 
 
 def number(text: str | None) -> float | None:
@@ -155,6 +172,28 @@ def number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def ns_of_seconds(value: float | None) -> int | None:
+    """Seconds in whole ns; None for what is no length of anything."""
+    return _ns(value, 1e9)
+
+
+def _ns(value: float | None, unit_ns: float) -> int | None:
+    return round(value * unit_ns) if value is not None and 0 <= value * unit_ns <= LONGEST_NS else None
+
+
+def _count(value: float | None) -> int | None:
+    return int(value) if value is not None and 0 <= value < MOST else None
+
+
+def _moment(text: str) -> int | None:
+    """As `moment_ns`; None for a date that the calendar does not have, and one before 1970."""
+    try:
+        found = moment_ns(text)
+    except ValueError:
+        return None
+    return found if found >= 0 else None
 
 
 def moment_ns(text: str) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from ...profiler.errors import FormatError
-from ...profiler.vocabulary import Clock, SegmentKind, Status
+from ...profiler.vocabulary import Status
 from .chrome_json import open_stream
-from .columns import SegmentInfo, last_look, segment_rows
+from .columns import ITERATION, last_look, segment_rows
+from .hostile import plain_name, whole
 from .imported import Imported, Progress, Rows
-from .log_lines import number
+from .log_lines import ns_of_seconds, number
 
 TIME, LOSS = "iteration-time", "lm loss"
 _GRAD_NORM, _RATE = "grad-norm", "learning-rate"
@@ -23,9 +24,6 @@ _HEALTH = {
     "mem-allocated-bytes": "memory_allocated_bytes",
     "mem-max-allocated-bytes": "memory_max_allocated_bytes",
 }
-ITERATION = SegmentInfo("iteration", SegmentKind.HOST, None, "host", Clock.HOST)
-"""A whole step: the file tells nothing of what is inside."""
-
 _AXES = re.compile(r"(tp|pp|dp|cp|ep)(\d+)")
 _ORDER = ("pp", "dp", "ep", "cp", "tp")
 
@@ -35,19 +33,21 @@ class MegatronCurves:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.run = re.sub(r"(\.json)?(\.gz)?$", "", path.name) or path.name
+        self.others: list[str] = []
+        self.run = re.sub(r"(\.json)?(\.gz)?$", "", plain_name(path)) or plain_name(path)
 
     def read(self, rows: Rows, progress: Progress) -> Imported:
         """Hand over all rows. Raises FormatError where the file has no curve of iteration times."""
         curves = self._curves()
         if TIME not in curves:
             raise FormatError(f"{self._path} has no curve called {TIME}: there is nothing to tell how long steps took.")
-        seconds = {step: value for step, value in curves[TIME].items() if value is not None and value >= 0}
-        if not seconds:
+        lengths = {step: ns_of_seconds(value) for step, value in curves[TIME].items()}
+        took = {step: length for step, length in lengths.items() if length is not None}
+        if not took:
             raise FormatError(f"All values of {TIME} in {self._path} are missing.")
         progress(1, 2)
-        steps = sorted(seconds)
-        starts, durations = _placed(steps, seconds)
+        steps = sorted(took)
+        starts, durations = _placed(steps, took)
         rows.add("ranks", pa.table({"rank": pa.array([0], pa.int32()), "host": ["host-of-rank-0"]}))
         rows.add("steps", _step_rows(curves, steps, starts, durations))
         rows.add("segments", segment_rows([ITERATION]))
@@ -67,12 +67,11 @@ class MegatronCurves:
             layout={},
             world_size=None,
             configuration={
-                "imported": {"format": "megatron-json", "file": self._path.name},
+                "imported": {"format": "megatron-json", "file": plain_name(self._path)},
                 "parallel_sizes": {axis: found[axis] for axis in _ORDER if axis in found},
             },
             start_ns=0,
             end_ns=starts[-1] + durations[-1],
-            exit_reason="exited" if steps[-1] < last else "finished",
             notes=tuple(notes),
         )
 
@@ -80,7 +79,7 @@ class MegatronCurves:
         try:
             with open_stream(self._path) as stream:
                 told = json.loads(stream.read())
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, RecursionError) as error:
             raise FormatError(f"{self._path} cannot be read as JSON ({error}): get a whole copy of it.") from error
         if not isinstance(told, dict):
             raise FormatError(f"{self._path} is no JSON object: it holds no curves.")
@@ -93,16 +92,17 @@ def _is_curve(value: Any) -> bool:
 
 def _values(values: Mapping[str, Any]) -> dict[int, float | None]:
     """Value by step; the text nan means that there is none."""
-    return {int(step): number(str(value)) for step, value in values.items() if step.isdigit()}
+    numbers = {whole(step): number(str(value)) for step, value in values.items()}
+    return {step: value for step, value in numbers.items() if step is not None}
 
 
-def _placed(steps: list[int], seconds: Mapping[int, float]) -> tuple[list[int], list[int]]:
+def _placed(steps: list[int], lengths: Mapping[int, int]) -> tuple[list[int], list[int]]:
     """Start and duration of the steps, ns; each of those in between counts as long as the shorter neighbour."""
     starts: list[int] = []
     durations: list[int] = []
     at, before = 0, steps[0] - 1
     for step in steps:
-        took = round(seconds[step] * 1e9)
+        took = lengths[step]
         at += min([took, *durations[-1:]]) * (step - before - 1)
         starts.append(at)
         durations.append(took)

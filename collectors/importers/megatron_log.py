@@ -16,12 +16,18 @@ from ...profiler.errors import FormatError
 from ...profiler.topology import Topology
 from ...profiler.vocabulary import Clock, SegmentKind, Status
 from .chrome_json import Unbroken, open_stream
-from .columns import SegmentInfo, last_look, segment_rows
+from .columns import ITERATION, SegmentInfo, last_look, segment_rows
+from .hostile import plain_name, whole
 from .imported import Imported, Progress, Rows
+from .layout_file import MOST_RANKS
 from .log_lines import Iteration, Log, read_log
 
 _INSIDE = {"batch-generator": ("forward-compute", "forward"), "batch generator": ("forward-compute", "forward")}
 """Timers that run inside another one; those of the optimizer's parts have its name in theirs."""
+
+
+_LONGEST = 1 << 31
+"""Above any length of a sequence, and any size of a batch."""
 
 
 def timer_segment(name: str) -> SegmentInfo:
@@ -61,7 +67,8 @@ class MegatronLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.run = re.sub(r"(\.(out|log|txt))?(\.gz)?$", "", path.name) or path.name
+        self.others: list[str] = []
+        self.run = re.sub(r"(\.(out|log|txt))?(\.gz)?$", "", plain_name(path)) or plain_name(path)
 
     def read(self, rows: Rows, progress: Progress) -> Imported:
         """Hand over all rows. Raises FormatError for a log without an iteration."""
@@ -73,8 +80,11 @@ class MegatronLog:
             raise FormatError(f"{self._path} has no line of an iteration: it is no log of Megatron or DeepSpeed.")
         topology, world = find_layout(log)
         rank = max((world or 1) - 1, 0)
-        begin = log.begin_ns or 0
-        starts = list(_starts(log.iterations, begin))
+        begin = log.iterations[0].begin_ns or 0
+        passes = list(zip(log.iterations, _starts(log.iterations, begin), strict=True))
+        kept = _last_pass(passes)
+        lost, is_dated = len(passes) - len(kept), any(one.begin_ns or one.end_ns for one in log.iterations)
+        log.iterations, starts = [one for one, _ in kept], [start for _, start in kept]
         spans = [*_setup_spans(log, begin), *_step_spans(log.iterations, starts)]
         rows.add("ranks", _rank_row(rank, topology))
         rows.add("segments", segment_rows([one.info for one in spans]))
@@ -83,13 +93,13 @@ class MegatronLog:
         last = max(start + (one.duration_ns or 0) for one, start in zip(log.iterations, starts, strict=True))
         rows.add("heartbeats", last_look(rank, last, log.iterations[-1].step, {}))
         progress(2, 2)
-        notes = list(_notes(log, rank, world))
+        notes = list(_notes(log, rank, world, lost, is_dated=is_dated))
         if unbroken.is_cut:
-            notes.append(f"{self._path.name} was cut: what could be unpacked was read")
+            notes.append(f"{plain_name(self._path)} was cut: what could be unpacked was read")
         return Imported(
             layout={} if topology is None else dict(topology.axes),
             world_size=world,
-            configuration=_configuration(log, self._path.name),
+            configuration=_configuration(log, plain_name(self._path)),
             start_ns=min([begin, *(one.start_ns for one in spans)]),
             end_ns=last,
             exit_reason=_exit_reason(log),
@@ -109,14 +119,13 @@ _SIZES = (
 def find_layout(log: Log) -> tuple[Topology | None, int | None]:
     """The mesh from the dump of the arguments, and the number of ranks; None where the log does not tell."""
 
-    def whole(name: str) -> int | None:
-        text = log.arguments.get(name, "")
-        return int(text) if text.isdigit() and int(text) > 0 else None
+    def size_of(name: str) -> int | None:
+        return whole(log.arguments.get(name), MOST_RANKS) or None
 
-    world = log.world_size or whole("world_size")
+    world = log.world_size or size_of("world_size")
     sizes: dict[str, int] = {}
     for axis, names in _SIZES:
-        sizes[axis] = next((size for name in names if (size := whole(name)) is not None), 1)
+        sizes[axis] = next((size for name in names if (size := size_of(name)) is not None), 1)
     others = sizes["pp"] * sizes["cp"] * sizes["tp"]
     if world is None or world % others or not log.arguments:
         return None, world
@@ -133,9 +142,20 @@ def _starts(iterations: list[Iteration], begin_ns: int) -> Iterator[int]:
     at, before = begin_ns, iterations[0].step - 1
     for one in iterations:
         took = one.duration_ns or 0
+        at = max(at, one.begin_ns or 0)
         end = one.end_ns if one.end_ns is not None else at + took * max(one.step - before, 1)
         yield max(end - took, 0)
         at, before = end, one.step
+
+
+def _last_pass(passes: list[tuple[Iteration, int]]) -> list[tuple[Iteration, int]]:
+    """Iterations and their starts without those that the job went back behind: their work was lost, or done again."""
+    kept: list[tuple[Iteration, int]] = []
+    for one in passes:
+        while kept and kept[-1][0].step >= one[0].step:
+            kept.pop()
+        kept.append(one)
+    return kept
 
 
 def _setup_spans(log: Log, begin_ns: int) -> Iterator[_Span]:
@@ -148,8 +168,13 @@ def _setup_spans(log: Log, begin_ns: int) -> Iterator[_Span]:
 
 
 def _step_spans(iterations: list[Iteration], starts: list[int]) -> Iterator[_Span]:
-    """Timers of the iterations: how long is measured, when is not, so they stand one behind the other."""
+    """Timers of the iterations: how long is measured, when is not, so they stand one behind the other.
+
+    An iteration without a timer that measured anything is one span as a whole.
+    """
     for one, start in zip(iterations, starts, strict=True):
+        if one.duration_ns is not None and not any(one.timers.values()):
+            yield _Span(ITERATION, one.step, start, one.duration_ns, None, one.duration_ns)
         holders = {name: _holder(name, one.timers) for name in one.timers}
         at = start
         inner: dict[str, int] = {}
@@ -187,10 +212,8 @@ def _rank_row(rank: int, topology: Topology | None) -> pa.Table:
 
 
 def _step_rows(log: Log, starts: list[int], rank: int) -> pa.Table:
-    text = log.arguments.get("seq_length", "")
-    length = int(text) if text.isdigit() else None
-    batch = log.arguments.get("global_batch_size", "")
-    usual = int(batch) if batch.isdigit() else None
+    length = whole(log.arguments.get("seq_length"), _LONGEST)
+    usual = whole(log.arguments.get("global_batch_size"), _LONGEST)
     samples = [one.samples or usual for one in log.iterations]
     ones = log.iterations
     return pa.table(
@@ -234,14 +257,13 @@ def _configuration(log: Log, name: str) -> dict[str, Any]:
     return {"imported": imported, **({"skipped_steps": skipped} if skipped else {})}
 
 
-def _exit_reason(log: Log) -> str:
+def _exit_reason(log: Log) -> str | None:
+    """How the job ended, by its last iteration or what it said behind it; None for a log that merely stops."""
     last = log.iterations[-1]
-    if last.of is not None and last.step >= last.of:
-        return "finished"
-    return log.ended or "exited"
+    return "finished" if last.of is not None and last.step >= last.of else log.ended
 
 
-def _notes(log: Log, rank: int, world: int | None) -> Iterator[str]:
+def _notes(log: Log, rank: int, world: int | None, lost: int, *, is_dated: bool) -> Iterator[str]:
     if (world or 1) > 1:
         yield f"the log is of one rank of {world}: its lines are taken to be those of the last, rank {rank}"
     skipped = sum(one.skipped for one in log.iterations)
@@ -254,11 +276,12 @@ def _notes(log: Log, rank: int, world: int | None) -> Iterator[str]:
         yield "timers of 0.00 ms were not measured: their spans have the status unmeasured"
     if any(one.timers for one in log.iterations):
         yield "timers tell how long, not when: in each step they stand one behind the other"
-    if log.begin_ns is None and not any(one.end_ns for one in log.iterations):
+    if not is_dated:
         yield "the log tells no date: the first iteration begins at 1970-01-01 00:00 UTC"
     else:
         yield "the log tells no time zone: its dates are taken as UTC"
     if log.across_ranks:
         yield "timers that are printed as (min, max) across ranks are of no rank and are left out"
     if log.restarts:
-        yield f"the iterations go back {log.restarts} times: of a step that ran again the last run is shown"
+        times = "once" if log.restarts == 1 else f"{log.restarts:,} times"
+        yield f"the iterations go back {times}: {lost:,} of them, which were lost or ran again, are left out"

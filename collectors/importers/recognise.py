@@ -20,12 +20,19 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 def recognise(paths: Sequence[Path]) -> Format:
     """The format of the files, from the first that tells. Raises UsageError where it is none that can be imported."""
+    seen: list[Path] = []
     for path in paths:
         inside = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+        seen += inside
         for one in inside[:100]:
             found = format_of(one)
             if found is not None:
                 return found
+    if not seen:
+        raise UsageError(f"There is no file in {paths[0]}: check the path.")
+    if not any(one.stat().st_size for one in seen):
+        what = f"{seen[0]} is" if len(seen) == 1 else f"All {len(seen)} files in {paths[0]} are"
+        raise UsageError(f"{what} empty: the tool that should have written something did not come to it.")
     raise UsageError(f"The format of {paths[0]} is not known: give --format, one of {', '.join(Format)}.")
 
 

@@ -46,11 +46,14 @@ def import_traces(
     if format is not None and format not in list(Format):
         raise UsageError(f"There is no format {format!r}: choose one of {', '.join(Format)}.")
     chosen = None if format is None else Format(format)
+    report: Report | None = None
     try:
         with terminated_as_interrupted(), progress_of("importing") as progress:
             report = import_run(paths, to, run=run, format=chosen, layout=layout, depth=depth, progress=progress)
     except KeyboardInterrupt:
-        raise StoppedError("Stopped: nothing was imported.") from None
+        if report is None:
+            raise StoppedError("Stopped: nothing was imported.") from None
+        raise StoppedError(f"Stopped when the import was done: run {report.run!r} is in {to}.") from None
     _show(report, json=json)
     return 0
 

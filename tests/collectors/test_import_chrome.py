@@ -112,11 +112,43 @@ def test_what_is_no_trace_is_said(data: bytes) -> None:
         read(data)
 
 
-def test_damage_in_the_middle_is_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("whole", "broken"),
+    [
+        ('"ts": 25', '"ts" 25'),
+        ('"ts": 25', '"ts": ' + "9" * 5000),
+        ('"ts": 25', '"ts": ' + "[" * 100_000),
+        ("25", '2"5'),
+    ],
+)
+def test_damage_in_the_middle_costs_one_event(whole: str, broken: str, indent: int | None) -> None:
+    trace, events = read(json.dumps({"traceEvents": EVENTS}, indent=indent).replace(whole, broken, 1).encode())
+    assert events == [one for one in EVENTS if one["ts"] != 25]
+    assert trace.lost == "t.json is damaged in 1 place: what stands there is left out, and the rest was read"
+
+
+@given(at=st.integers(20, 3000), junk=st.sampled_from([b"\0", b'"', b"{", b"}", b"]", b"\xff", b",,", b"\\"]))
+@settings(max_examples=60)
+def test_no_damage_breaks_the_reader_or_goes_unsaid(at: int, junk: bytes) -> None:
+    data = json.dumps({"traceEvents": EVENTS}).encode()
+    trace, events = read(data[:at] + junk + data[at + 1 :])
+    wrong = [one for one in events if one not in EVENTS]
+    assert len(wrong) <= 1
+    assert len(events) == len(EVENTS) or trace.lost is not None
+
+
+def test_damage_with_nothing_behind_it_is_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, events = read(json.dumps(EVENTS).encode().replace(b'"ts": 49', b'"ts" 49'))
+    assert events == EVENTS[:49]
+    assert trace.lost == "t.json is damaged behind event 49, and nothing after it can be read"
     monkeypatch.setattr("megascope.collectors.importers.chrome_json.LARGEST_VALUE", 1000)
-    data = json.dumps(EVENTS).encode()
-    with pytest.raises(FormatError, match="damaged behind event 25"):
-        read(data.replace(b'"ts": 25', b'"ts" 25') + b" " * 2 * CHUNK)
+    data = json.dumps(EVENTS).encode().replace(b'"ts": 25', b'"ts": "25')
+    trace, events = read(data[: data.index(b'"ts": "25')] + b'"ts": "' + b"5" * 3 * CHUNK)
+    assert events == EVENTS[:25]
+    assert "damaged behind event 25" in str(trace.lost)
+    with pytest.raises(FormatError, match="damaged in its header"):
+        read(b'{"a": [1 2], "traceEvents": []}')
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=12)

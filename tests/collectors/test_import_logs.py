@@ -52,7 +52,7 @@ def test_iterations_become_steps_of_the_rank_that_logs(tmp_path: Path) -> None:
     assert (report.run, report.format, report.ranks, report.world_size) == ("job", "megatron-log", 1, 16)
     attempt = store.attempt()
     assert attempt.layout == {"pp": 4, "dp": 2, "tp": 2}
-    assert attempt.exit_reason == "exited"
+    assert attempt.exit_reason is None
     steps = rows(store, "SELECT * FROM steps ORDER BY step")
     assert [row["step"] for row in steps] == [1, 2, 3]
     begin = moment_ns("2024-05-27 21:42:48")
@@ -90,6 +90,30 @@ def test_skipped_and_nan_iterations_have_no_loss(tmp_path: Path) -> None:
     assert any("1 iterations were skipped" in note for note in found.done.notes)
 
 
+def test_of_what_ran_again_the_last_pass_counts(tmp_path: Path) -> None:
+    """Steps 1 to 6, back to 4 an hour later, and on to 5: step 6 was lost, 4 and 5 ran again."""
+    mark = "[before the start of training step] datetime: 2024-05-27 22:42:48\n"
+    text = ARGUMENTS + "".join(line(step) + TIMERS for step in range(1, 7))
+    text += mark + line(4, 200.0) + TIMERS + line(5, 200.0) + TIMERS
+    report, store = imported(tmp_path, write(tmp_path / "job.out", text))
+    steps = rows(store, "SELECT step, start_ns, duration_ns FROM steps ORDER BY start_ns")
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5]
+    assert [row["duration_ns"] for row in steps[2:]] == [10**8, 2 * 10**8, 2 * 10**8]
+    assert steps[3]["start_ns"] == moment_ns("2024-05-27 22:42:48")
+    found = rows(store, "SELECT step, count(*) AS n FROM spans WHERE segment_name = 'forward' GROUP BY 1 ORDER BY 1")
+    assert found == [{"step": step, "n": 1} for step in (1, 2, 3, 4, 5)]
+    assert any("go back once: 3 of them" in note for note in report.notes)
+
+
+def test_a_log_of_steps_alone_has_a_span_a_step(tmp_path: Path) -> None:
+    found = taken(write(tmp_path / "job.out", line(1) + line(2)))
+    spans = found.rows("SELECT step, segment_name, start_ns, duration_ns FROM spans ORDER BY step")
+    assert spans == [
+        {"step": step, "segment_name": "iteration", "start_ns": (step - 1) * 10**8, "duration_ns": 10**8}
+        for step in (1, 2)
+    ]
+
+
 def test_several_iterations_a_line(tmp_path: Path) -> None:
     found = taken(write(tmp_path / "job.out", line(10) + line(20)))
     steps = found.rows("SELECT step, start_ns FROM steps ORDER BY step")
@@ -106,12 +130,14 @@ def test_dates_of_newer_logs_place_the_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "reason"),
     [
-        ("", "exited"),
+        ("", None),
+        ("saving checkpoint\nMain process received SIGTERM, exiting\nTraceback (most recent call last):\n", "crashed"),
         ("Main process received SIGTERM, exiting\n", "interrupted"),
         ("Traceback (most recent call last):\n", "crashed"),
     ],
 )
-def test_how_the_job_ended(tmp_path: Path, tail: str, reason: str) -> None:
+def test_how_the_job_ended(tmp_path: Path, tail: str, reason: str | None) -> None:
+    assert taken(write(tmp_path / "job.out", tail + line(1))).done.exit_reason is None
     assert taken(write(tmp_path / "job.out", line(1) + tail)).done.exit_reason == reason
     assert taken(write(tmp_path / "job.out", line(100) + tail)).done.exit_reason == "finished"
 
@@ -172,14 +198,15 @@ def test_a_real_log_whose_timers_measured_nothing(traces: Path) -> None:
     states = found.rows(
         "SELECT status, count(duration_ns) AS known, count(*) AS n FROM events WHERE step > 0 GROUP BY 1"
     )
-    assert states == [{"status": "unmeasured", "known": 0, "n": 8}]
+    whole = {"status": "ok", "known": 2, "n": 2}  # the iterations as such
+    assert sorted(states, key=str) == [whole, {"status": "unmeasured", "known": 0, "n": 8}]
 
 
 def test_curves_whose_text_nan_means_the_end(traces: Path) -> None:
     """86 to 88 s at steps 9870, 11285, 14145 and 19855 look like restarts; from 22690 on there is nothing."""
     found = taken(traces / "megatron" / "mixtral_8x7b_tp2pp4ep4_h100.json")
     steps = found.rows("SELECT step, start_ns, duration_ns, loss FROM steps ORDER BY step")
-    assert (steps[0]["step"], steps[-1]["step"], found.done.exit_reason) == (1, 22_685, "exited")
+    assert (steps[0]["step"], steps[-1]["step"], found.done.exit_reason) == (1, 22_685, None)
     assert all(row["loss"] is not None for row in steps)
     long = [row["step"] for row in steps if row["duration_ns"] > 80e9]
     assert long == [1, 9870, 11285, 14145, 19855]

@@ -1,4 +1,4 @@
-"""Every page on imported runs: a production job of which one rank in four was recorded, and one GPU without a rank."""
+"""Every page on imported runs: a production job of which one rank in four was recorded, one GPU, a log of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize(
-    ("file", "cells"), [("bytedance_whatif/trace-AR.parquet", 16 * 44), ("hta/distributed_info_unavailable", 1)]
+    ("file", "cells"),
+    [
+        ("bytedance_whatif/trace-AR.parquet", 16 * 44),
+        ("hta/distributed_info_unavailable", 1),
+        ("superbench/megatron_deepspeed.log", 5),
+    ],
 )
 def test_all_pages_open_on_an_imported_run(
     browser: Browser, tmp_path: Path, traces: Path, file: str, cells: int

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
 from playwright.sync_api import Page
 
 from .page_checks import Visit, wait_judged, wait_painted
+
+WINDOW = "() => { const w = window.megascope.widget('timeline'); return [w.from, w.to]; }"
 
 
 def cell_centre(page: Page, rank: int, step: int) -> tuple[float, float]:
@@ -36,3 +41,21 @@ def open_timeline(seen: Visit, query: str = "") -> Page:
     page = seen.go(f"/timeline{query}")
     wait_painted(page, "timeline")
     return page
+
+
+def wait_for(page: Page, expression: str, arg: Any = None) -> None:
+    """Wait until an expression about ``w``, the timeline, holds."""
+    page.wait_for_function(
+        f"(arg) => {{ const w = window.megascope.widget('timeline'); return {expression}; }}", arg=arg
+    )
+
+
+def the(page: Page, expression: str) -> Any:
+    """What an expression about ``w``, the timeline, gives."""
+    return page.evaluate(f"() => {{ const w = window.megascope.widget('timeline'); return {expression}; }}")
+
+
+def asked_steps(page: Page) -> list[str]:
+    """Steps of all answered requests for spans, in order."""
+    names = page.evaluate("() => performance.getEntriesByType('resource').map((entry) => entry.name)")
+    return [parse_qs(urlsplit(name).query)["steps"][0] for name in names if "/data/spans" in name]
