@@ -122,8 +122,8 @@ def _of_stage(
             named = zip(*(columns[name][here].tolist() for name in ("name", "chunk", "microbatch")), strict=True)
             for at, (key, works) in enumerate(zip(named, columns["works"][here].tolist(), strict=True)):
                 position = place.get(key)
-                if position is None or not works:
-                    continue
+                if position is None or not works or start[row, column, position] <= starts[at]:
+                    continue  # an evaluation may run the same again
                 before = int(np.searchsorted(ends, starts[at] + ROUNDING_NS, side="right"))
                 start[row, column, position] = starts[at]
                 idle[row, column, position] = max(starts[at] - ends[before - 1], 0.0) / NS_PER_MS if before else np.nan
@@ -150,13 +150,16 @@ def action_name(key: Key) -> str:
 def place_sql(attempt: Attempt, stage: StageActions, at: int) -> str:
     """Median place, from 1, that an action has among the compute of a step."""
     number = "row_number() OVER (PARTITION BY rank, step ORDER BY start_ns) AS place"
-    inner = f"SELECT x.*, s.name, {number} {_sampled(attempt, stage)} AND s.name IN {COMPUTE}"
+    works = f"s.kind = 'compute' AND s.name IN {COMPUTE}"
+    inner = f"SELECT x.*, s.name, s.kind, {number} {_sampled(attempt, stage)} AND {works}"
     return f"SELECT median(place) FROM ({inner}) WHERE {_is_action(stage.keys[at])}"
 
 
 def idle_sql(attempt: Attempt, stage: StageActions, at: int) -> str:
     """Mean time in ms for which a rank has nothing in flight before an action."""
-    columns = "SELECT x.rank, x.step, s.name, x.chunk, x.microbatch, x.start_ns, x.start_ns + x.duration_ns AS end_ns"
+    columns = (
+        "SELECT x.rank, x.step, s.name, s.kind, x.chunk, x.microbatch, x.start_ns, x.start_ns + x.duration_ns AS end_ns"
+    )
     but = "NOT starts_with(s.name, 'send_') AND coalesce(s.axis, '') <> 'tp'"
     spans = f"{columns} {_sampled(attempt, stage)} AND {but}"
     own = f"SELECT * FROM ({spans}) WHERE {_is_action(stage.keys[at])}"
@@ -176,4 +179,4 @@ def _sampled(attempt: Attempt, stage: StageActions) -> str:
 
 
 def _is_action(key: Key) -> str:
-    return f"name = {literal(key[0])} AND coalesce(chunk, 0) = {key[1]} AND microbatch = {key[2]}"
+    return f"kind = 'compute' AND name = {literal(key[0])} AND coalesce(chunk, 0) = {key[1]} AND microbatch = {key[2]}"

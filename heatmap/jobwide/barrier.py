@@ -14,7 +14,7 @@ from ..peers import column_median
 from ..source import Source
 from ..synchrony import fit_slope
 from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
-from .actions import Key, StageActions, action_name, idle_sql, observed_actions, place_sql, scheduled_compute
+from .actions import COMPUTE, Key, StageActions, action_name, idle_sql, observed_actions, place_sql, scheduled_compute
 from .evidence import ask
 from .stretch import steps_of
 
@@ -115,22 +115,31 @@ def _extra_collective(store: Store, attempt: Attempt, seen: Observations) -> Bar
 
 
 def _collectives_sql(attempt: Attempt, seen: Observations) -> str:
-    """Name, ranks, times a step and median wait a step of collectives inside the compute of a step."""
+    """Name, ranks, times a step and median wait a step of collectives inside the compute of a step.
+
+    Where no wait was recorded, one that overlaps with the rank's own compute is taken as not waited for.
+    """
     first, last = int(seen.steps[0]), int(seen.steps[-1])
     layers = ", ".join(literal(axis) for axis in WITHIN_ONE_LAYER)
     when = f"x.run = {literal(attempt.run)} AND x.attempt = {attempt.attempt} AND x.step BETWEEN {first} AND {last}"
     joined = "FROM events x JOIN segments s USING (run, attempt, segment)"
+    columns = "x.rank, x.step, x.start_ns, x.start_ns + x.duration_ns AS end_ns"
     return f"""
+        WITH works AS (SELECT {columns} {joined} WHERE {when} AND s.kind = 'compute' AND s.name IN {COMPUTE}),
+        calls AS (SELECT {columns}, s.name, x.exposed_ns {joined}
+                  WHERE {when} AND s.kind = 'collective' AND coalesce(s.axis, '') NOT IN ({layers})
+                      AND NOT contains(s.name, 'reduce_scatter') AND NOT contains(s.name, 'all_gather')),
+        inside AS (SELECT c.* FROM calls c JOIN (SELECT rank, step, min(start_ns) AS first_ns, max(start_ns) AS last_ns
+                                                 FROM works GROUP BY rank, step) w
+                   ON w.rank = c.rank AND w.step = c.step AND c.start_ns > w.first_ns AND c.end_ns <= w.last_ns),
+        waits AS (SELECT c.rank, c.step, c.name, coalesce(any_value(c.exposed_ns),
+                      CASE count(w.rank) WHEN 0 THEN c.end_ns - c.start_ns ELSE 0 END) AS waited_ns
+                  FROM inside c LEFT JOIN works w ON w.rank = c.rank AND w.step = c.step
+                      AND w.start_ns < c.end_ns AND w.end_ns > c.start_ns
+                  GROUP BY c.rank, c.step, c.name, c.start_ns, c.end_ns)
         SELECT name, count(DISTINCT rank) AS ranks, median(often) AS often, median(waited_ms) AS waited_ms FROM (
-            SELECT c.rank, c.step, c.name, count(*) AS often, sum(c.waited_ns) / 1e6 AS waited_ms
-            FROM (SELECT x.rank, x.step, s.name, x.start_ns, coalesce(x.exposed_ns, x.duration_ns) AS waited_ns,
-                         x.start_ns + x.duration_ns AS end_ns {joined}
-                  WHERE {when} AND s.kind = 'collective' AND coalesce(s.axis, '') NOT IN ({layers})) c
-            JOIN (SELECT x.rank, x.step, min(x.start_ns) AS first_ns, max(x.start_ns) AS last_ns {joined}
-                  WHERE {when} AND s.name IN ('forward', 'backward') GROUP BY x.rank, x.step) w
-            ON w.rank = c.rank AND w.step = c.step AND c.start_ns > w.first_ns AND c.end_ns <= w.last_ns
-            WHERE NOT contains(c.name, 'reduce_scatter') AND NOT contains(c.name, 'all_gather')
-            GROUP BY c.rank, c.step, c.name) GROUP BY name"""
+            SELECT rank, step, name, count(*) AS often, sum(waited_ns) / 1e6 AS waited_ms
+            FROM waits GROUP BY rank, step, name) GROUP BY name"""
 
 
 def _common_starts(

@@ -6,24 +6,24 @@ steps, by what the ranks of a stage spend in checkpoints there, spans or none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 
 import numpy as np
 
 from ...collectors.store import Attempt, Store
 from ...collectors.views import literal
-from ...collectors.windows import WINDOW_STEPS
 from ...profiler.vocabulary import SegmentKind
 from ..cells import SegmentCells
-from ..detect import MAD_TO_SIGMA, BoolArray
+from ..detect import MAD_TO_SIGMA
 from ..observations import Observations
-from ..peers import STAGE_AXIS, FloatArray, IntArray, others_median, row_median
-from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
+from ..peers import FloatArray, IntArray, others_median, row_median
+from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Explained, Findings, Pattern, severity
+from .blocks import Blocks, StalledHost, blocks_of
 from .evidence import ask, table_of, total_sql
 from .pauses import job_pauses
+from .saving_place import is_place_in_mesh, place_note, saving_note, saving_rank
 
 SIGNAL = "checkpoint"
-BLOCK_STEPS = WINDOW_STEPS[0]
 
 MIN_SIGMAS = 6.0
 MIN_RATIO = 1.5
@@ -31,40 +31,14 @@ MIN_BLOCK_SHARE = 0.02
 """Excess of a block in which a host is raised, as a share of the block's time."""
 
 MIN_LOST = 0.005
+MIN_SINGLE_PEERS = 3
+"""Other hosts of one rank each, beside which a single rank's checkpoints may tell of its host."""
+
 MIN_ALIKE = 0.9
 """Share of the host's ranks that are raised by half: fewer are ranks of their own, not the machine's storage."""
 
 MOST_HOSTS = 1 / 3
 """Where more of the hosts are raised, it is none of theirs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """What is spent in checkpoints: ``spent`` [R, B] and ``step_ms`` [B] in ms per step, over blocks of columns.
-
-    ``steps`` [B] is how many steps a block has, ``first`` and ``last`` [B] are its columns; ``active`` [R] are ranks
-    that write checkpoints at all.
-    """
-
-    spent: FloatArray
-    step_ms: FloatArray
-    steps: FloatArray
-    first: IntArray
-    last: IntArray
-    active: BoolArray
-
-
-@dataclass(frozen=True, slots=True)
-class StalledHost:
-    """A host all of whose ranks spend longer in checkpoints than the ranks of the same stage on other hosts."""
-
-    host: str
-    ranks: tuple[int, ...]
-    blocks: tuple[int, ...]
-    ratio: float
-    lost_share: float
-    sigmas: float
-    alike: float
 
 
 def checkpoint_cells(seen: Observations) -> list[SegmentCells]:
@@ -79,35 +53,20 @@ def find_checkpoints(store: Store, attempt: Attempt, seen: Observations) -> Find
         return Findings()
     blocks = blocks_of(cells, seen)
     stalled, notes = stalled_hosts(blocks, seen), list[Abstention]()
-    culprits = []
+    names = frozenset(one.name for one in cells)
+    culprits, explains, pauses = [], [], Findings()
     for one in stalled:
         if is_place_in_mesh(one, stalled, blocks, seen):
-            notes.append(_place_note(one))
+            notes.append(place_note(one))
+            explains.append(Explained(frozenset(one.ranks), names))
         else:
             culprits.append(_culprit(store, attempt, seen, one, blocks, cells))
     if not stalled:
         pauses = job_pauses(store, attempt, seen, cells)
-        culprits, notes = [*culprits, *pauses.culprits], [*notes, *pauses.abstained]
-    return Findings(culprits=tuple(culprits), abstained=tuple(notes))
-
-
-def blocks_of(cells: list[SegmentCells], seen: Observations) -> Blocks:
-    """Sums over blocks of steps; windows are blocks already. A rank without a span of it spent no time."""
-    spent = sum((np.nan_to_num(one.per_step_ms()) for one in cells), np.zeros((len(seen.ranks), len(seen.steps))))
-    length = max(seen.source.step_width, BLOCK_STEPS)
-    _, first = np.unique(seen.steps // length, return_index=True)
-    columns = np.diff(np.append(first, len(seen.steps)))
-    width = seen.source.step_width
-    usual = float(np.nanmedian(seen.step_ms)) if np.isfinite(seen.step_ms).any() else np.nan
-    step_ms = np.where(np.isfinite(seen.step_ms), seen.step_ms, usual)
-    return Blocks(
-        np.add.reduceat(spent, first, axis=1) / columns,
-        np.add.reduceat(step_ms, first) / columns,
-        columns.astype(float) * width,
-        first.astype(np.int64),
-        (first + columns - 1).astype(np.int64),
-        np.asarray((spent > 0).any(axis=1), np.bool_),
-    )
+        if (rank := saving_rank(blocks, seen)) is not None:
+            notes.append(saving_note(rank))
+            explains.append(Explained(frozenset({rank}), names))
+    return Findings((*culprits, *pauses.culprits), (*notes, *pauses.abstained), pauses.blocking, tuple(explains))
 
 
 def stalled_hosts(blocks: Blocks, seen: Observations) -> list[StalledHost]:
@@ -164,7 +123,7 @@ def _stalled(
     rows: IntArray,
     seen: Observations,
 ) -> StalledHost | None:
-    if not len(raised) or len(rows) < 2:
+    if not len(raised) or (len(rows) < 2 and not _is_single(host, seen)):
         return None
     weight = blocks.steps[raised]
     peers = max(float((usual[raised] * weight).sum() / weight.sum()), float(np.mean(usual)))
@@ -180,31 +139,10 @@ def _stalled(
     )
 
 
-def is_place_in_mesh(one: StalledHost, stalled: list[StalledHost], blocks: Blocks, seen: Observations) -> bool:
-    """Whether the host's place may be why it writes more, such as that of the ranks that save the weights for all.
-
-    So it is if its ranks have index 0 on an axis, all others with that index stand out too, and always did.
-    """
-    if 0 not in one.blocks or len(one.blocks) < 0.6 * len(blocks.steps):
-        return False
-    out = set().union(*(other.ranks for other in stalled))
-    own = np.array(one.ranks, np.int64)
-    for axis in seen.placement.coordinates:
-        if axis == STAGE_AXIS or not (seen.placement.coordinate(axis, own) == 0).all():
-            continue
-        index = seen.placement.coordinate(axis, seen.ranks)
-        members = set(seen.ranks[(index == 0) & blocks.active].tolist())
-        if members <= out and len(np.unique(index[blocks.active])) > 1:
-            return True
-    return False
-
-
-def _place_note(one: StalledHost) -> Abstention:
-    reason = (
-        f"{one.host} takes x{one.ratio:.2f} of the other hosts' time in checkpoints, always, and so do all ranks with "
-        f"its place in the mesh: whether they save more or its storage is slow cannot be told"
-    )
-    return Abstention(SIGNAL, reason)
+def _is_single(host: str, seen: Observations) -> bool:
+    """Whether a host has one rank, and several others have too: no other rank of it need be slow as well."""
+    counts = Counter(seen.placement.host_of(int(rank)) or "" for rank in seen.ranks)
+    return counts[host] == 1 and sum(count == 1 for count in counts.values()) > MIN_SINGLE_PEERS
 
 
 def _culprit(

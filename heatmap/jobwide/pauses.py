@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from ...collectors.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
@@ -25,8 +26,11 @@ MIN_GROWTH = 1.5
 MIN_GROWTH_SHARE = 0.01
 """A checkpoint's time in the last third over that of the first, and what the difference costs."""
 
+MOST_SAVE = 0.9
+"""Share of the ranks from which on all save."""
+
 MIN_COLUMNS = 3
-"""Columns with checkpoints that either end needs."""
+"""Columns with checkpoints that either end needs, and columns without that tell the usual step."""
 
 
 def job_pauses(store: Store, attempt: Attempt, seen: Observations, cells: list[SegmentCells]) -> Findings:
@@ -34,22 +38,52 @@ def job_pauses(store: Store, attempt: Attempt, seen: Observations, cells: list[S
     total = float(np.nansum(seen.step_ms))
     count = sum((one.count.sum(axis=0) for one in cells), np.zeros((len(seen.ranks), len(seen.steps))))
     spent = sum((np.nan_to_num(one.per_step_ms()) for one in cells), np.zeros(count.shape))
-    writes = (count > 0).any(axis=1)
+    writes = np.asarray((count > 0).any(axis=1), np.bool_)
     if not writes.any() or not total > 0:
         return Findings()
-    usual = row_median(spent[writes].T)
+    usual, saving = row_median(spent[writes].T), int(writes.sum())
+    if saving < MOST_SAVE * len(writes):
+        if (note := _one_host_saves(seen, writes, float(usual.sum()) / total)) is not None:
+            return Findings(blocking=(note,))
+        usual = _held(usual, np.asarray((count > 0).any(axis=0), np.bool_), seen.step_ms)
     share = float(usual.sum()) / total
     growth, extra = _growth(np.where(count > 0, spent, np.nan)[writes], count[writes], total)
-    if share >= COSTLY_SHARE or (growth >= MIN_GROWTH and extra >= MIN_GROWTH_SHARE):
-        lost = share if share >= COSTLY_SHARE else extra
-        return Findings(culprits=(_culprit(store, attempt, seen, cells, lost, growth),))
+    who = "all hosts alike" if saving >= MOST_SAVE * len(writes) else f"the {saving} ranks that save"
+    if share >= COSTLY_SHARE or (growth >= MIN_GROWTH and min(extra, share) >= MIN_GROWTH_SHARE):
+        lost = share if share >= COSTLY_SHARE else min(extra, share)
+        return Findings(culprits=(_culprit(store, attempt, seen, cells, lost, growth, saving),))
     if share < NOTED_SHARE:
         return Findings()
     reason = (
-        f"checkpoints take {share:.1%} of the job's time on all hosts alike: that is how often and how much is saved, "
-        f"and no machine's fault"
+        f"checkpoints take {share:.1%} of the job's time on {who}: that is how often and how much is saved, and no "
+        f"machine's fault"
     )
     return Findings(abstained=(Abstention(SIGNAL, reason),))
+
+
+def _held(usual: FloatArray, saves: npt.NDArray[np.bool_], step_ms: FloatArray) -> FloatArray:
+    """What checkpoints of a few ranks hold up the job by, ms by column: at most what steps with one are longer by.
+
+    Nothing where no column is without one: others may go on meanwhile.
+    """
+    without = step_ms[~saves & np.isfinite(step_ms)]
+    if len(without) < MIN_COLUMNS:
+        return np.zeros(len(usual))
+    longer = np.maximum(np.nan_to_num(step_ms) - float(np.median(without)), 0.0)
+    held: FloatArray = np.where(saves, np.minimum(usual, longer), 0.0)
+    return held
+
+
+def _one_host_saves(seen: Observations, writes: npt.NDArray[np.bool_], share: float) -> Abstention | None:
+    """That one host of several alone saves, and not that of the first rank, whose task it usually is."""
+    hosts = {seen.placement.host_of(int(rank)) for rank in seen.ranks[writes]}
+    if share < NOTED_SHARE or len(hosts) > 1 or len(set(seen.placement.hosts)) < 2 or writes[0]:
+        return None
+    reason = (
+        f"only {next(iter(hosts))} saves checkpoints, and spends {share:.1%} of the job's time in them: whether that "
+        f"is its task or its storage is slow cannot be told"
+    )
+    return Abstention(SIGNAL, reason)
 
 
 def _growth(spent: FloatArray, count: FloatArray, total: float) -> tuple[float, float]:
@@ -70,7 +104,13 @@ def _growth(spent: FloatArray, count: FloatArray, total: float) -> tuple[float, 
 
 
 def _culprit(
-    store: Store, attempt: Attempt, seen: Observations, cells: list[SegmentCells], lost: float, growth: float
+    store: Store,
+    attempt: Attempt,
+    seen: Observations,
+    cells: list[SegmentCells],
+    lost: float,
+    growth: float,
+    saving: int,
 ) -> Culprit:
     steps = steps_of(0, len(seen.steps) - 1, seen)
     lost = round(min(lost, 1.0), 6)
@@ -86,18 +126,20 @@ def _culprit(
         steps=steps,
         pattern=Pattern.DRIFTING if growth >= MIN_GROWTH else Pattern.INTERMITTENT,
         lost_share=lost,
-        evidence=_evidence(store, attempt, seen, steps),
+        evidence=_evidence(store, attempt, seen, steps, saving),
     )
 
 
-def _evidence(store: Store, attempt: Attempt, seen: Observations, steps: tuple[int, int]) -> tuple[Evidence, ...]:
+def _evidence(
+    store: Store, attempt: Attempt, seen: Observations, steps: tuple[int, int], saving: int
+) -> tuple[Evidence, ...]:
     sql = f"SELECT median(ms) FROM ({total_sql(attempt, seen, steps, f's.kind = {SegmentKind.CHECKPOINT.value!r}')})"
     value = ask(store, attempt, sql)
     if value is None:
         return ()
     steps_ms = float(np.nansum(seen.step_ms)) * seen.source.step_width
     statement = (
-        f"the median rank spends {value:.1f} ms in checkpoints in steps {steps[0]} to {steps[1]}, which took "
-        f"{steps_ms:.1f} ms"
+        f"the median of the {saving} ranks that save spends {value:.1f} ms in checkpoints in steps {steps[0]} to "
+        f"{steps[1]}, which took {steps_ms:.1f} ms"
     )
     return (Evidence(statement, value, None, table_of(seen), sql),)

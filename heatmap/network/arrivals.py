@@ -18,7 +18,7 @@ import pyarrow as pa
 from ...collectors.clocks import load_clocks
 from ...collectors.store import Attempt, Store
 from ..peers import FloatArray, IntArray
-from .operations import NAME, SENDER, USABLE
+from .operations import NAME, SENDER, USABLE, load_groups
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -79,28 +79,31 @@ _STEPS = f"""SELECT e.step, count(*) AS spans FROM events e JOIN segments s USIN
              WHERE {USABLE} AND e.step IS NOT NULL GROUP BY 1 ORDER BY 1"""
 
 
-def load_arrivals(store: Store, attempt: Attempt, steps: tuple[int, int] | None = None) -> Arrivals | None:
+def load_arrivals(
+    store: Store, attempt: Attempt, steps: tuple[int, int] | None = None, most_spans: int = MOST_SPANS
+) -> Arrivals | None:
     """Arrivals at all operations of the given steps (first and last; all if None); None where there are none.
 
-    Of more than `MOST_SPANS` spans, evenly chosen steps are looked at.
+    Of more than ``most_spans`` spans, evenly chosen steps are looked at.
     """
     load_clocks(store, attempt)  # so that the view aligns by all that can be known
-    chosen = _chosen(store.query(_STEPS, attempt=attempt), steps)
+    chosen = _chosen(store.query(_STEPS, attempt=attempt), steps, most_spans)
     if not chosen:
         return None
     table = store.query(_SPANS, [chosen], attempt=attempt)
-    return _arrivals(table) if table.num_rows else None
+    groups, place, _ = load_groups(store, attempt)
+    return _arrivals(table, groups, np.bincount(place, minlength=len(groups))) if table.num_rows else None
 
 
-def _chosen(table: pa.Table, steps: tuple[int, int] | None) -> list[int]:
-    """Steps to look at, no more than what makes `MOST_SPANS` spans."""
+def _chosen(table: pa.Table, steps: tuple[int, int] | None, most_spans: int) -> list[int]:
+    """Steps to look at, no more than what makes ``most_spans`` spans, one at least."""
     known, spans = table["step"].to_numpy(), table["spans"].to_numpy()
     if steps is not None:
         inside = (known >= steps[0]) & (known <= steps[1])
         known, spans = known[inside], spans[inside]
     if not len(known):
         return []
-    share = min(1.0, MOST_SPANS / max(int(spans.sum()), 1))
+    share = min(1.0, most_spans / max(int(spans.sum()), 1))
     count = max(1, int(len(known) * share))
     return [int(known[at]) for at in np.unique(np.linspace(0, len(known) - 1, count).round().astype(int))]
 
@@ -114,14 +117,18 @@ def _floats(table: pa.Table, name: str) -> FloatArray:
     return np.asarray(table[name].cast(pa.float64()).combine_chunks().to_numpy(zero_copy_only=False), np.float64)
 
 
-def _arrivals(table: pa.Table) -> Arrivals | None:
-    """Rows of `_SPANS` as arrivals; operations that a single rank recorded are left out."""
+def _arrivals(table: pa.Table, groups: IntArray, sizes: IntArray) -> Arrivals | None:
+    """Rows of `_SPANS` as arrivals; ``sizes`` [G] of the ``groups`` [G].
+
+    An operation of which a member's span is missing is left out: that member may have been the last to arrive.
+    """
     keys = [_integers(table, name) for name in ("g", "sender", "q", "step")]
     order = np.lexsort(keys)
     keys = [key[order] for key in keys]
     is_new = np.r_[True, np.any([key[1:] != key[:-1] for key in keys], axis=0)]
-    shared = np.bincount(np.cumsum(is_new) - 1)[np.cumsum(is_new) - 1] > 1
-    order, is_new = order[shared], is_new[shared]
+    ends = np.bincount(np.cumsum(is_new) - 1)[np.cumsum(is_new) - 1]
+    whole = (ends == np.where(keys[1] >= 0, 2, _sizes_of(keys[0], groups, sizes))) & (ends > 1)
+    order, is_new = order[whole], is_new[whole]
     if not len(order):
         return None
     first, operation = np.flatnonzero(is_new), np.cumsum(is_new) - 1
@@ -142,6 +149,15 @@ def _arrivals(table: pa.Table) -> Arrivals | None:
         first, np.bincount(operation), by_clock, _integers(table, "step")[order][first],
         _integers(table, "g")[order][first], _integers(table, "q")[order][first], tuple(names), segment_of.reshape(-1),
     )  # fmt: skip
+
+
+def _sizes_of(wanted: IntArray, groups: IntArray, sizes: IntArray) -> IntArray:
+    """Number of members of each wanted group, [N]; -1 for one that is not known."""
+    if not len(groups):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(groups)
+    at = order[np.minimum(np.searchsorted(groups[order], wanted), len(groups) - 1)]
+    return np.where(groups[at] == wanted, sizes[at], -1)
 
 
 def _skew(

@@ -128,6 +128,20 @@ def _usual(values: FloatArray) -> FloatArray:
     return middle
 
 
+def hosts_without_like(channels: Channels, placement: Placement) -> tuple[str, ...]:
+    """Hosts that touch so many channels of every kind that what is usual cannot be told without them."""
+    hosts = host_numbers(placement, channels.rank_of)
+    pairs = np.unique(np.stack([channels.channel_of, hosts]), axis=1)
+    count = int(hosts.max(initial=-1)) + 1
+    kinds = int(channels.kind.max(initial=-1)) + 1
+    touched = np.zeros((kinds, count), np.int64)
+    np.add.at(touched, (channels.kind[pairs[0]], pairs[1]), 1)
+    total = np.bincount(channels.kind, minlength=kinds)[:, None]
+    has_like = ((touched > 0) & (total - touched > (total - 1) // 4)).any(axis=0)
+    names = np.unique(np.asarray(placement.hosts, dtype=object).astype(str))
+    return tuple(str(names[at]) for at in np.flatnonzero((touched > 0).any(axis=0) & ~has_like))
+
+
 def log_ratios(channels: Channels) -> FloatArray:
     """log(transfer / what its kind usually takes), [C, S]; NaN where either is missing."""
     usual = usual_ms(channels)

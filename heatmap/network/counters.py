@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from ...collectors.store import Attempt, Store
 from ...collectors.verdicts import Evidence
 from ...collectors.views import literal
 from .places import Place
 
-NETWORK_WORDS = ("network", "nic", "rdma", "roce", "infiniband", "ib_", "nvlink", "link", "ethernet", "pcie")
+NETWORK_WORDS = ("network", "nic", "rdma", "roce", "infiniband", "ib", "nvlink", "link", "ethernet", "pcie")
 TROUBLE_WORDS = ("error", "drop", "discard", "retrans", "retry", "down", "timeout", "symbol", "recover", "pause", "cnp")
-"""Metrics with one of these count what should not happen: more is worse. Of ``..._bytes_per_s`` less is."""
+"""Metrics with a word that begins like one of these count what should not happen: more is worse. Of
+``..._bytes_per_s`` less is."""
+
+_NO_TROUBLE = ("download", "downlink")
 
 MOST_HOSTS = 4
 MOST_METRICS = 4
@@ -22,7 +27,7 @@ def counter_evidence(store: Store, attempt: Attempt, place: Place, steps: tuple[
     if not place.hosts or len(place.hosts) > MOST_HOSTS:
         return ()
     metrics = store.query("SELECT DISTINCT metric FROM health ORDER BY metric", attempt=attempt)["metric"].to_pylist()
-    chosen = [name for name in metrics if any(word in str(name).lower() for word in NETWORK_WORDS)]
+    chosen = [name for name in metrics if not _words(str(name)).isdisjoint(NETWORK_WORDS)]
     found = []
     for name in chosen:
         own, others = _sql(attempt, place, str(name), steps, "IN"), _sql(attempt, place, str(name), steps, "NOT IN")
@@ -33,10 +38,16 @@ def counter_evidence(store: Store, attempt: Attempt, place: Place, steps: tuple[
     return tuple(found[:MOST_METRICS])
 
 
+def _words(metric: str) -> set[str]:
+    """The words of a metric's name."""
+    return set(re.split(r"[^a-z0-9]+", metric.lower()))
+
+
 def _stands_out(name: str, value: float, peers: float) -> str | None:
     """How a value stands out against the median of the other hosts, in words; None if it does not."""
     lower = name.lower()
-    if any(word in lower for word in TROUBLE_WORDS):
+    words = _words(name) - set(_NO_TROUBLE)
+    if any(word.startswith(trouble) for word in words for trouble in TROUBLE_WORDS):
         return "on the other hosts" if value > max(2 * peers, 0.0) else None
     if "_per_s" in lower or "speed" in lower or "rate" in lower or "width" in lower:
         return "on the other hosts" if peers > 0 and value < SLOWER_THROUGHPUT * peers else None

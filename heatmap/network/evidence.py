@@ -11,7 +11,7 @@ from ..verdict import CulpritKind
 from .channels import Channels
 from .levels import Routes
 from .loss import Excess
-from .operations import SENDER
+from .operations import NAME, SENDER
 from .places import Place
 
 MOST_CHANNELS = 16
@@ -68,16 +68,14 @@ def _who(place: Place) -> str:
     return f"rank{'s' if len(place.ranks) > 1 else ''} {', '.join(str(rank) for rank in place.ranks)}"
 
 
-def _victims(
-    place: Place, routes: Routes, evidence: Sequence[Evidence], *, inside: bool
-) -> tuple[Evidence, ...]:
+def _victims(place: Place, routes: Routes, evidence: Sequence[Evidence], *, inside: bool) -> tuple[Evidence, ...]:
     """How many routes are slow, and who is at their other ends."""
     if place.kind not in (CulpritKind.RANK, CulpritKind.HOST) or not evidence:
         return ()
     others = {int(rank) for one in place.routes for rank in routes.members(one)} - set(place.ranks)
-    count = len(place.routes)
+    count, where = len(place.routes), "inside its host" if inside else "to other hosts"
     statement = (
-        f"{f'all {count} routes' if count > 1 else 'the only route'} from {_who(place)} {'inside its host' if inside else 'to other hosts'} "
+        f"{f'all {count} routes' if count > 1 else 'the only route'} from {_who(place)} {where} "
         f"{'are' if count > 1 else 'is'} slow at once; the {len(others)} ranks at the other ends only wait: no other "
         f"rank explains these routes"
     )
@@ -89,12 +87,11 @@ def _of_spans(attempt: Attempt, one: Excess, channels: Channels, steps: tuple[in
     chosen = one.channels[:MOST_CHANNELS]
     pairs = sorted({(int(channels.group[row]), int(channels.sender[row])) for row in chosen})
     wanted = ", ".join(f"({group}, {sender})" for group, sender in pairs)
-    names = ", ".join(literal(name) for name in sorted({one.segment, one.segment.replace("send", "recv")}))
     return (
         f'SELECT median(ms) FROM (SELECT e."group", e.sequence, min(e.duration_ns) / 1e6 AS ms FROM events e '
         f"JOIN segments s USING (run, attempt, segment) WHERE e.run = {literal(attempt.run)} "
         f"AND e.attempt = {attempt.attempt} AND e.step BETWEEN {steps[0]} AND {steps[1]} AND e.status = 'ok' "
-        f'AND s.name IN ({names}) AND (e."group", {SENDER}) IN ({wanted}) '
+        f'AND {NAME} = {literal(one.segment)} AND (e."group", {SENDER}) IN ({wanted}) '
         f'GROUP BY e."group", e.sequence, {SENDER} HAVING count(*) > 1)'
     )
 
@@ -104,10 +101,10 @@ def _of_windows(attempt: Attempt, one: Excess, channels: Channels, steps: tuple[
     row = one.channels[0]
     members = [int(rank) for rank in channels.members(row)]
     if channels.sender[row] >= 0:
-        other = literal(one.segment.replace("send", "recv"))
         sender = int(channels.sender[row])
         receiver = next((rank for rank in members if rank != sender), sender)
-        who = f"((s.name = {literal(one.segment)} AND rank = {sender}) OR (s.name = {other} AND rank = {receiver}))"
+        name = literal(one.segment)
+        who = f"((s.name = {name} AND rank = {sender}) OR (s.name <> {name} AND {NAME} = {name} AND rank = {receiver}))"
     elif len(members) <= FEW_RANKS:
         who = f"s.name = {literal(one.segment)} AND rank IN ({', '.join(str(rank) for rank in members)})"
     else:

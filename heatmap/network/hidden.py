@@ -2,7 +2,8 @@
 
 Where self times contain a timed collective (a reducer inside ``backward``), a slow rank and those that wait for it
 there take equally long. The collective tells: the last to arrive shows the shortest one. So what overlaps with
-collectives is taken out of the work around them, and the rest is compared between ranks. This needs no clock.
+collectives is taken out of the work around them, and the rest is compared between ranks. This needs no clock. Since not
+all that overlaps is waiting, a rank is named only if it also comes to a collective later after the begin of its work.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ MIN_EXCESS_SHARE = 0.05
 MIN_HIDDEN_SHARE = 0.05
 """Share of a segment's self time that lies in collectives, from which on it is not a rank's own."""
 
+MIN_LATER = 0.5
+"""Share of the excess by which a rank must come to a collective later, after the begin of its work."""
+
 _INSIDE = """
     WITH spans AS (
         SELECT e.rank, e.step, s.name, s.kind, e.start_ns, e.start_ns + e.duration_ns AS end_ns, e.duration_ns,
-            coalesce(e.self_ns, e.duration_ns) AS self_ns
+            coalesce(e.self_ns, e.duration_ns) AS self_ns, coalesce(e.exposed_ns, e.duration_ns) AS exposed_ns
         FROM events e JOIN segments s USING (segment) WHERE e.status = 'ok' AND e.duration_ns IS NOT NULL
             AND e.step BETWEEN ? AND ? AND s.kind IN ({kinds}, 'collective')
     )
-    SELECT w.rank, w.step, w.name, w.kind, sum(least(w.end_ns, c.end_ns) - greatest(w.start_ns, c.start_ns)) AS inside,
+    SELECT w.rank, w.step, w.name, w.kind,
+        sum(least(least(w.end_ns, c.end_ns) - greatest(w.start_ns, c.start_ns), c.exposed_ns)) AS inside,
+        list(c.start_ns - w.start_ns ORDER BY c.start_ns) AS reached_ns,
         any_value(w.duration_ns) AS took, any_value(w.self_ns) AS own
     FROM spans w JOIN spans c ON c.rank = w.rank AND c.step = w.step AND c.kind = 'collective'
         AND c.start_ns < w.end_ns AND c.end_ns > w.start_ns
@@ -63,16 +69,13 @@ def find_hidden(store: Store, attempt: Attempt, seen: Observations) -> Findings:
     for cells in main:
         rest = _without(cells, table)
         if rest is not None:
-            found += _culprits(store, attempt, cells, rest, seen)
+            found += _culprits(store, attempt, cells, rest, seen, _of(cells, table))
     return Findings(tuple(found))
 
 
 def _without(cells: SegmentCells, table: pa.Table) -> SegmentCells | None:
     """A segment's cells with the time in collectives taken out; None where self times do not contain it."""
-    here = (np.asarray(table["name"].to_pylist(), object) == cells.name) & (
-        np.asarray(table["kind"].to_pylist(), object) == cells.kind
-    )
-    part = table.filter(pa.array(here))
+    part = _of(cells, table)
     inside, took, own = (np.asarray(part[name].to_numpy(), float) for name in ("inside", "took", "own"))
     inside = np.minimum(inside, took)
     hidden = np.maximum(own + inside - took, 0.0)  # 0 where self time had it taken out already
@@ -91,8 +94,38 @@ def _without(cells: SegmentCells, table: pa.Table) -> SegmentCells | None:
     return replace(cells, total_ms=cells.total_ms * (1 - np.minimum(share, 1.0)))
 
 
+def _of(cells: SegmentCells, table: pa.Table) -> pa.Table:
+    """Rows of one segment."""
+    here = (np.asarray(table["name"].to_pylist(), object) == cells.name) & (
+        np.asarray(table["kind"].to_pylist(), object) == cells.kind
+    )
+    return table.filter(pa.array(here))
+
+
+def _reached_later_ms(part: pa.Table, rank: int, steps: tuple[int, int]) -> float:
+    """How much later than its peers a rank begins a collective, after the begin of the work around it, ms a span.
+
+    The greatest over the collectives of a span, in their order, of the difference of medians.
+    """
+    step, ranks = part["step"].to_numpy(), part["rank"].to_numpy()
+    inside = np.flatnonzero((step >= steps[0]) & (step <= steps[1]))
+    lists = part["reached_ns"].combine_chunks()
+    lengths = lists.value_lengths().to_numpy()
+    if not len(inside):
+        return 0.0
+    usual = int(np.median(lengths[inside]))
+    alike = inside[lengths[inside] == usual]
+    starts = np.cumsum(lengths) - lengths
+    values = lists.flatten().to_numpy()[starts[alike][:, None] + np.arange(usual)] / NS_PER_MS
+    medians = {one: np.median(values[ranks[alike] == one], axis=0) for one in np.unique(ranks[alike]).tolist()}
+    own = medians.pop(rank, None)
+    if own is None or not medians:
+        return 0.0
+    return float((own - np.median(list(medians.values()), axis=0)).max())
+
+
 def _culprits(
-    store: Store, attempt: Attempt, cells: SegmentCells, rest: SegmentCells, seen: Observations
+    store: Store, attempt: Attempt, cells: SegmentCells, rest: SegmentCells, seen: Observations, part: pa.Table
 ) -> list[Culprit]:
     limits = Thresholds(min_excess_share=MIN_EXCESS_SHARE)
     comparison = compare(rest, seen.placement.roles(rest.ranks), seen.step_ms, limits)
@@ -101,7 +134,14 @@ def _culprits(
     raised = [one for one in comparison.raised if one.last > one.first]
     if len(raised) > max(1, len(seen.ranks) // 4):
         return []
-    return [_culprit(store, attempt, one, comparison, cells, seen) for one in raised]
+    spans = part.num_rows / max(len(cells.ranks) * len(cells.steps), 1)
+    culprits = [(_culprit(store, attempt, one, comparison, cells, seen), one) for one in raised]
+    return [
+        culprit
+        for culprit, one in culprits
+        if _reached_later_ms(part, culprit.ranks[0], culprit.steps) * max(spans, 1.0)
+        >= MIN_LATER * typical_excess(one, comparison)
+    ]
 
 
 def _culprit(
@@ -151,7 +191,7 @@ def _evidence(
         (f"s.name = {literal(segment)}", "with the waiting in it, {segment} takes {own:.1f} and {peers:.1f} ms a step"),
     ):
         own, peers = (_value(store, attempt, sql(condition, which)) for which in ("=", "<>"))
-        if own is not None and peers is not None:
+        if own is not None and peers is not None and (own < peers or "last" not in statement):
             said = statement.format(rank=rank, own=own, peers=peers, excess=excess, segment=segment)
             result.append(Evidence(said, own, peers, "events", sql(condition, "=")))
     return tuple(result)

@@ -18,8 +18,8 @@ from ..observations import Observations
 from ..peers import FloatArray, Placement
 from ..source import Source
 from ..verdict import CulpritKind, Findings
+from .cases import GROUP_PEERS, GROUP_RATIO, Case, accuse, by_id, case_of
 from .channels import Channels, log_ratios, usual_ms
-from .find import GROUP_PEERS, GROUP_RATIO, MOST_CULPRITS, Case, by_id, case_of, culprit_of
 from .levels import Routes, find_routes, rank_levels
 from .operations import load_channels
 from .places import Place, alike
@@ -57,8 +57,8 @@ def find_inside(store: Store, attempt: Attempt, seen: Observations) -> Findings:
     places, left = _places(routes, by_id(rank_levels(routes), channels), slow, seen.placement)
     cases = [one for place in places if (one := _case(place, *known)) is not None]
     cases.sort(key=lambda one: (-one.lost_share, one.place.ranks))
-    culprits = tuple(culprit_of(store, attempt, one, routes, seen) for one in cases[:MOST_CULPRITS])
-    return Findings(culprits, _not_named(left))
+    culprits, unproven = accuse(store, attempt, cases, routes, seen)
+    return Findings(culprits, (*unproven, *_not_named(left)))
 
 
 def _abstain(reason: str) -> Findings:

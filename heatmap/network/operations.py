@@ -30,13 +30,15 @@ USABLE = """s.kind IN ('collective', 'p2p') AND e.status = 'ok' AND e.duration_n
             AND e."group" IS NOT NULL AND e.sequence IS NOT NULL AND (s.kind = 'collective' OR e.peer IS NOT NULL)"""
 
 _TRANSFERS = f"""
-    WITH wanted AS (SELECT unnest(?::BIGINT[]) AS "group", unnest(?::INTEGER[]) AS size),
+    WITH wanted AS (
+        SELECT unnest(?::BIGINT[]) AS "group", unnest(?::INTEGER[]) AS size, unnest(?::BOOLEAN[]) AS whole
+    ),
     operations AS (
         SELECT e."group" AS g, e.sequence AS q, {SENDER} AS sender, max({RECEIVER}) AS receiver,
             min(e.segment) FILTER ({SIDE} <> 2) AS segment, min(e.step) AS step,
             min(e.duration_ns) AS took, max(e.size_bytes) AS bytes, count(*) AS ends, any_value(w.size) AS size
         FROM events e JOIN segments s USING (segment) JOIN wanted w ON w."group" = e."group"
-        WHERE e.step BETWEEN ? AND ? AND {USABLE}
+        WHERE e.step BETWEEN ? AND ? AND {USABLE} AND (w.whole OR s.kind = 'p2p')
         GROUP BY ALL
     )
     SELECT g, sender, receiver, segment, step, median(took) AS took, count(*) AS operations, max(bytes) AS bytes
@@ -72,15 +74,19 @@ def load_channels(
     groups, place, members = load_groups(store, attempt)
     if not len(groups) or not len(steps):
         return none_of(steps, 1)
-    choose = stays_inside if inside else crosses_hosts
-    wanted = choose(place, host_numbers(placement, members), len(groups))
+    choose, hosts = stays_inside if inside else crosses_hosts, host_numbers(placement, members)
+    whole = choose(place, hosts, len(groups))
+    wanted = whole | (crosses_hosts(place, hosts, len(groups)) & inside)  # the pairs of a group may be on one host
     wanted &= np.bincount(place, ~np.isin(members, ranks), len(groups)) == 0
     sizes = np.bincount(place, minlength=len(groups))
-    parameters = [groups[wanted].tolist(), sizes[wanted].tolist(), int(steps[0]), int(steps[-1])]
+    chosen = [groups[wanted].tolist(), sizes[wanted].tolist(), whole[wanted].tolist()]
+    parameters = [*chosen, int(steps[0]), int(steps[-1])]
     table = store.query(_TRANSFERS, parameters, attempt=attempt)
     if not table.num_rows:
         return none_of(steps, 1)
-    return replace(_channels(table, groups, place, members, steps, _names(store, attempt)), inside=inside)
+    found = _channels(table, groups, place, members, steps, _names(store, attempt))
+    kept = found.chosen(choose(found.channel_of, host_numbers(placement, found.rank_of), len(found)))
+    return replace(kept, inside=inside)
 
 
 def _names(store: Store, attempt: Attempt) -> dict[int, str]:

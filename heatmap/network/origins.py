@@ -100,12 +100,13 @@ class _Pasts:
     def before(self, arrivals: Arrivals) -> IntArray:
         """Place in ``order`` of the last span that had ended when each began, on its rank in its step; -1 for none."""
         number = np.cumsum(self.begins) - 1
-        low = int(arrivals.start_ns.min())
-        width = int(self.ends.max()) - low + 1
         own = np.empty(len(self.order), np.int64)
         own[self.order] = number
-        keys = number * width + (self.ends[self.order] - low)
-        found = np.searchsorted(keys, own * width + (arrivals.start_ns - low), side="right") - 1
+        # Times since the rank's first span of the step, so that keys of long records do not overflow.
+        low = np.minimum.reduceat(arrivals.start_ns[self.order], np.flatnonzero(self.begins))
+        keys = self.ends[self.order] - low[number]
+        width = int(keys.max()) + 1
+        found = np.searchsorted(keys + number * width, own * width + (arrivals.start_ns - low[own]), side="right") - 1
         return np.where(found >= np.flatnonzero(self.begins)[own], found, -1)
 
 

@@ -91,9 +91,9 @@ def _wholes(left: Sequence[int], routes: Routes, slow: Mapping[int, Raised], pla
     It must stand out among those of the same stages: where most of them are slow, the stage has more to send.
     """
     places = []
-    alike = alike(routes, placement) if left else {}
+    like = alike(routes, placement) if left else {}
     for route in left:
-        beside = alike[route]
+        beside = like[route]
         if len(beside) <= MIN_BESIDE or 2 * sum(other in slow for other in beside) > len(beside):
             continue
         ranks = tuple(sorted(routes.members(route).tolist()))

@@ -66,6 +66,11 @@ class _Windows:
         self._store, self._attempt, self._width = store, attempt, width
         self.ranks, self.first_steps = ranks, first_steps
 
+    def size_of(self, placement: Placement, axis: str) -> int:
+        """Number of places on an axis, of all ranks of the job and not only of those that are looked at."""
+        known = int(placement.coordinates[axis].max(initial=-1)) + 1
+        return max(known, int(self._attempt.layout.get(axis, 0)))
+
     def times(self, segment: int) -> _Times:
         """The times of one segment."""
         rows = self._store.query(
@@ -109,7 +114,7 @@ def _pairs(known: list[dict[str, object]], placement: Placement, reader: _Window
     for direction in DIRECTIONS:
         sends = next((name for name in names if "send" in name and direction in name), None)
         receives = next((name for name in names if "rec" in name and direction in name), None)
-        neighbour = _neighbours(placement, reader.ranks, 1 if direction == "forward" else -1)
+        neighbour = _neighbours(placement, reader, 1 if direction == "forward" else -1)
         if sends is None or receives is None or neighbour is None:
             continue
         hosts = host_numbers(placement, reader.ranks)
@@ -128,13 +133,14 @@ def _pairs(known: list[dict[str, object]], placement: Placement, reader: _Window
     return parts
 
 
-def _neighbours(placement: Placement, ranks: IntArray, step: int) -> IntArray | None:
-    """Place among ``ranks`` of each rank's neighbour ``step`` stages on, cyclically, [R]; -1 for none."""
+def _neighbours(placement: Placement, reader: _Windows, step: int) -> IntArray | None:
+    """Place among the reader's ranks of each one's neighbour ``step`` stages on, cyclically, [R]; -1 for none."""
+    ranks = reader.ranks
     if STAGE_AXIS not in placement.coordinates or not len(ranks):
         return None
     axes = sorted(placement.coordinates)
     index = np.stack([placement.coordinate(axis, ranks) for axis in axes])
-    sizes = index.max(axis=1) + 1
+    sizes = np.array([reader.size_of(placement, axis) for axis in axes])
     if (index < 0).any() or sizes[axes.index(STAGE_AXIS)] < 2:
         return None
     cell = np.ravel_multi_index(tuple(index), tuple(sizes))
@@ -157,7 +163,8 @@ def _groups(known: list[dict[str, object]], placement: Placement, reader: _Windo
             continue
         group = _lines(placement, reader.ranks, axis)
         count = int(group.max()) + 1
-        whole = crosses_hosts(group, hosts, count) & (np.bincount(group, minlength=count) > 1)
+        members = np.bincount(group, minlength=count)
+        whole = crosses_hosts(group, hosts, count) & (members > 1) & (members == reader.size_of(placement, axis))
         if not whole.any():
             continue
         times = reader.times(int(str(row["segment"])))

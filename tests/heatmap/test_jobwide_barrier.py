@@ -13,7 +13,7 @@ from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, Culprit, CulpritKind, describe
 from support.pipeline_spans import Planted, SmallPipeline
-from support.span_store import write_spans
+from support.span_store import Span, write_spans
 
 
 def _store(root: Path, job: SmallPipeline, *, with_schedule: bool = True) -> Store:
@@ -71,4 +71,34 @@ def test_the_verdict_carries_it(planted: tuple[Planted, Store]) -> None:
 
 def test_without_a_schedule_nothing_is_said(tmp_path: Path) -> None:
     with _store(tmp_path / "store", SmallPipeline(planted=Planted.ORDER), with_schedule=False) as store:
+        assert _found(store) == ()
+
+
+def test_an_asynchronous_collective_beside_the_compute_is_no_barrier(tmp_path: Path) -> None:
+    """Nobody recorded whether it was waited for: what overlaps with compute is taken as not."""
+    job = SmallPipeline(microbatches=8)
+    spans = job.spans()
+    starts: dict[tuple[int, int], list[float]] = {}
+    for span in spans:
+        if span.segment == "backward" and span.step is not None:
+            starts.setdefault((span.rank, span.step), []).append(span.start_ms)
+    for (rank, step), begun in starts.items():
+        *_, early, _, last = sorted(begun)
+        spans.append(Span(rank, step, "dp_all_reduce", early + 1, last - early - 2, self_ms=0.0, kind="collective"))
+    with write_spans(tmp_path, spans, layout=job.layout, more={"schedule": job.schedule_rows()}) as store:
+        assert _found(store) == ()
+
+
+def test_forwards_of_an_evaluation_do_not_move_the_end_of_the_compute(tmp_path: Path) -> None:
+    job = SmallPipeline()
+    spans = job.spans()
+    ends: dict[tuple[int, int], float] = {}
+    for span in spans:
+        if span.step is not None:
+            key = span.rank, span.step
+            ends[key] = max(ends.get(key, 0.0), span.start_ms + span.duration_ms)
+    for (rank, step), end in ends.items():
+        spans.append(Span(rank, step, "norm_all_reduce", end + 1, 20.0, exposed_ms=20.0, kind="collective"))
+        spans.append(Span(rank, step, "forward", end + 22, 9.0, kind="eval", chunk=0, microbatch=0))
+    with write_spans(tmp_path, spans, layout=job.layout, more={"schedule": job.schedule_rows()}) as store:
         assert _found(store) == ()

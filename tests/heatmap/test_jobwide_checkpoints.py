@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from megascope.collectors.store import Store
 from megascope.heatmap.jobwide.checkpoints import find_checkpoints
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
-from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Pattern, describe
+from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Outcome, Pattern, describe
 from support.faulty_job import check_evidence, faulty_job, with_checkpoints
+from support.span_store import Span, write_spans
 
 
 def _findings(store: Store) -> Findings:
@@ -78,3 +80,49 @@ def test_ranks_that_save_for_all_have_their_place_in_the_mesh(tmp_path: Path) ->
         found = _findings(store)
         assert found.culprits == ()
         assert ["its place in the mesh" in note.reason for note in found.abstained] == [True, True]
+
+
+def saving(root: Path, saves_ms: Callable[[int], float | None], *, longer_ms: float = 0.0) -> Store:
+    """Two replicas of a stage a host, 4 hosts of 4; every fifth step ends with the checkpoints of those who save."""
+    spans = []
+    at = 0.0
+    for step in range(60):
+        for rank in range(16):
+            spans.append(Span(rank, step, "forward", at, 100.0))
+            took = saves_ms(rank)
+            if step % 5 == 0 and took is not None:
+                spans.append(Span(rank, step, "checkpoint_save", at + 100, took, kind="checkpoint"))
+        at += 110.0 + (longer_ms if step % 5 == 0 else 0.0)
+    hosts = {rank: f"node{rank // 4}" for rank in range(16)}
+    return write_spans(root, spans, layout={"dp": 4, "tp": 4}, hosts=hosts)
+
+
+def test_the_checkpoints_of_one_rank_are_not_those_of_the_job(tmp_path: Path) -> None:
+    """The others go on meanwhile: steps with a checkpoint are no longer."""
+    with saving(tmp_path, lambda rank: 200.0 if rank == 0 else None) as store:
+        found = _findings(store)
+        assert found.culprits == ()
+        assert found.blocking == ()
+
+
+def test_where_another_host_alone_saves_nobody_is_called_healthy(tmp_path: Path) -> None:
+    with saving(tmp_path, lambda rank: 400.0 if rank // 4 == 3 else None, longer_ms=400.0) as store:
+        found = _findings(store)
+        assert found.culprits == ()
+        assert ["node3" in one.reason for one in found.blocking] == [True]
+        assert find_stragglers(store, store.attempt()).verdict == Outcome.INSUFFICIENT
+
+
+@pytest.mark.parametrize("saves", [lambda rank: rank == 0, lambda rank: rank < 4], ids=["rank", "host"])
+def test_who_saves_for_the_others_by_its_place_is_not_accused(tmp_path: Path, saves: Callable[[int], bool]) -> None:
+    with saving(tmp_path, lambda rank: 200.0 if saves(rank) else 20.0, longer_ms=200.0) as store:
+        verdict = find_stragglers(store, store.attempt())
+        assert [one for one in verdict.culprits if one.ranks] == []
+        assert [one for one in verdict.abstained if one.signal == "checkpoint"]
+
+
+@pytest.mark.parametrize("rollups", [False, True], ids=["spans", "rollups"])
+def test_a_host_of_a_single_rank_can_stall_too(tmp_path: Path, rollups: bool) -> None:
+    fault, costs = "storage-stall:host=3:delay_ms=400:every=5", with_checkpoints(50.0, 10)
+    with faulty_job(tmp_path / "s", fault, rollups=rollups, gpus_per_host=1, costs=costs) as store:
+        assert [one.hosts for one in find_stragglers(store, store.attempt()).culprits] == [("node0003",)]

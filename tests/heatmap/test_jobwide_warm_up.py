@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from megascope.heatmap.jobwide.find import find_jobwide
 from megascope.heatmap.jobwide.warm_up import find_warm_up, warm_up
 from megascope.heatmap.observations import observe
+from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, describe
 from support.faulty_job import check_evidence
 from support.span_store import Span, meeting, write_spans
@@ -70,3 +71,20 @@ def test_from_a_store(tmp_path: Path) -> None:
         assert "took long to warm up" in describe(one)
         later = observe(store, attempt, steps=(20, 59))
         assert find_jobwide(store, attempt, later).culprits == ()
+
+
+@pytest.mark.parametrize("unequal", [0.0, 0.3], ids=["alike", "unequal"])
+def test_warming_again_after_an_evaluation_or_a_checkpoint_accuses_nobody(tmp_path: Path, unequal: float) -> None:
+    """Three steps after every twentieth are long, on some ranks by more."""
+
+    def work_ms(rank: int, step: int) -> float:
+        since = step % 20
+        again = (2.0, 1.0, 0.4)[since] if step >= 20 and since < 3 else 0.0
+        return 50.0 * (1 + again * (1 + unequal * (rank % 4)))
+
+    spans = meeting(8, 100, work_ms)
+    for step in range(20, 100, 20):
+        for rank in range(8):
+            spans.append(Span(rank, step, "evaluate", step * 200.0 - 40, 30.0, kind="eval"))
+    with write_spans(tmp_path / "s", spans, layout={"dp": 8}) as store:
+        assert find_stragglers(store, store.attempt()).culprits == ()

@@ -56,6 +56,26 @@ def test_even_ranks_with_a_reducer_inside_accuse_nobody(tmp_path: Path) -> None:
         assert find_stragglers(store, store.attempt()).culprits == ()
 
 
+@pytest.mark.parametrize("exposed_ms", [0.0, None])
+def test_who_starts_late_beside_an_asynchronous_collective_does_not_compute_slowly(
+    tmp_path: Path, exposed_ms: float | None
+) -> None:
+    """All work for 100 ms; rank 1 begins 40 ms late, so that its collective overlaps for a shorter time."""
+    random, spans = np.random.default_rng(2), []
+    for step in range(STEPS):
+        at = step * 300.0
+        for rank in range(4):
+            late, work = 40.0 if rank == 1 else 0.0, 100.0 + float(random.normal(0, 0.5))
+            begun = at + late + 50.0
+            spans.append(Span(rank, step, "backward", at + late, work))
+            took = at + 95.0 - begun
+            spans.append(
+                Span(rank, step, "all_reduce", begun, took, self_ms=0.0, exposed_ms=exposed_ms, kind="collective")
+            )
+    with write_spans(tmp_path, spans, layout={"dp": 4}) as store:
+        assert find_stragglers(store, store.attempt()).culprits == ()
+
+
 def test_half_of_the_ranks_are_not_accused(tmp_path: Path) -> None:
     """Which half is the usual one cannot be told."""
     with reducer_inside(tmp_path, lambda rank: 282.0 if rank < 2 else 82.0, exposed=False) as store:
