@@ -14,6 +14,9 @@ from dash.development.base_component import Component
 
 Children = Component | str | Sequence[Component | str]
 
+LONG_TEXT = 12
+"""Characters of a table's text from which on it may be cut off, and is told in full under the mouse."""
+
 
 class Awaited(IntEnum):
     """What a page waits for: nothing, a newer verdict in place of the one that it shows, or the first one."""
@@ -105,7 +108,8 @@ def _side(is_right: bool) -> str:
 def _cell(value: Any, is_right: bool) -> Component:
     if value is None:
         return html.Td("NULL", className=f"null {_side(is_right)}")
-    return html.Td(value, className=_side(is_right))
+    more: dict[str, Any] = {"title": value} if isinstance(value, str) and len(value) > LONG_TEXT else {}
+    return html.Td(value, className=_side(is_right), **more)
 
 
 def data(**attributes: str) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import numpy as np
 from ..collectors.store import Attempt
 from ..heatmap.matrix import Matrix, load_placement, segment_matrix, segments_available
 from ..heatmap.peers import Placement, peer_counts, row_median
+from ..heatmap.verdict import Culprit, CulpritKind
 from ..profiler.errors import MegascopeError, UsageError
-from ..profiler.vocabulary import WAITING_KINDS
+from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
 from .absence import pruned_texts
 from .heat_percentiles import PERCENTILES, percentile_matrix
 from .heat_rows import ORDERS, FloatArray, Rows, arrange, groups_of, over_steps, place_texts, plane_of
+from .heat_segments import glance_at
 from .heat_times import Parts, parts_of, segments_in_time, time_matrix
 from .moments import chosen_steps
 from .verdicts import stragglers_of
@@ -51,6 +53,11 @@ class HeatChoice:
     def is_by_hosts(self) -> bool:
         """Whether a cell is a rank on its host, and not a rank in a step."""
         return self.shape == "hosts"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a long time is somebody's waiting for the others: those who wait least come first then."""
+        return self.kind == SegmentKind.COLLECTIVE and self.metric != "count"
 
 
 def segments_of(bench: Workbench, attempt: Attempt) -> list[dict[str, Any]]:
@@ -96,8 +103,9 @@ def choose(view: View, bench: Workbench, attempt: Attempt) -> HeatChoice:
     steps = steps_of(bench, attempt, view)
     kinds = {row["segment"]: str(row["kind"]) for row in reversed(known)}
     work = [row["segment"] for row in known if row["kind"] not in WAITING_KINDS]
-    accused = _accused_segment(bench, attempt, steps) if view.segment is None else None
-    segment = view.segment or (accused if accused in kinds else None) or (work or [known[0]["segment"]])[0]
+    accused = _accused(bench, attempt, steps) if view.segment is None else None
+    led = [] if view.segment else [accused.segment] if accused else _slowest_segment(bench, attempt, steps)
+    segment = view.segment or [*(name for name in led if name in kinds), *work, known[0]["segment"]][0]
     if segment not in kinds:
         raise UsageError(f"The run has no segment {segment!r}. It has: {', '.join(kinds)}.")
     order, group = _order_of(view, attempt)
@@ -105,6 +113,8 @@ def choose(view: View, bench: Workbench, attempt: Attempt) -> HeatChoice:
     metric = view.metric or ("duration" if waits else "self")
     # Waiting is not work: a ratio to peers of a collective says who waited, so its plain value comes first.
     plain = waits or metric == "count" or not _has_peers(bench, attempt)
+    # The ranks of a stage are compared with each other alone: its excess over other stages is no ratio.
+    plain |= accused is not None and accused.segment == segment and accused.kind == CulpritKind.STAGE
     return HeatChoice(
         segment,
         kinds[segment],
@@ -140,10 +150,18 @@ def _has_peers(bench: Workbench, attempt: Attempt) -> bool:
     return not len(roles) or bool((peer_counts(roles, np.ones(len(roles), bool)) > 0).any())
 
 
-def _accused_segment(bench: Workbench, attempt: Attempt, steps: tuple[int, int] | None) -> str | None:
-    """The segment of the worst finding, if the analysis is done: what somebody who opens the page looks for."""
+def _accused(bench: Workbench, attempt: Attempt, steps: tuple[int, int] | None) -> Culprit | None:
+    """The worst finding, if the analysis is done: what somebody who opens the page looks for."""
     verdict = stragglers_of(bench, attempt, steps, wait_s=0).value
-    return verdict.culprits[0].segment if verdict is not None and verdict.culprits else None
+    return verdict.culprits[0] if verdict is not None and verdict.culprits else None
+
+
+def _slowest_segment(bench: Workbench, attempt: Attempt, steps: tuple[int, int] | None) -> list[str]:
+    """Where the analysis accused nobody: the segment at which a rank lost the most, if it is clearly slower."""
+    if not stragglers_of(bench, attempt, steps, wait_s=0).stamp:
+        return []
+    found = glance_at(bench, attempt, steps).value or []
+    return [found[0].segment] if found and found[0].ratio >= SLOW_RATIO else []
 
 
 def matrix_of(bench: Workbench, attempt: Attempt, choice: HeatChoice) -> Matrix:
@@ -187,27 +205,34 @@ def _with_all_ranks(matrix: Matrix, world_size: int) -> Matrix:
 def rows_of(matrix: Matrix, placement: Placement, choice: HeatChoice) -> Rows:
     """The rows of a choice in their order."""
     scores = over_steps(plane_of(matrix, choice.show), choice.over)
+    if choice.is_waiting:
+        scores = -scores
     return arrange(matrix, placement, ranks=choice.ranks, order=choice.order, group=choice.group, scores=scores)
 
 
-def worst_ranks(matrix: Matrix, limit: int = 8, above: float = SLOW_RATIO) -> list[dict[str, Any]]:
+def worst_ranks(
+    matrix: Matrix, limit: int = 8, above: float = SLOW_RATIO, *, least_first: bool = False
+) -> list[dict[str, Any]]:
     """Ranks by the mean of their ratios to their peers over the steps: chronic and heavy delays both come up.
 
     Each: rank, ratio (that mean), slow (share of its steps from the ratio ``above`` on), worst_step and worst_ratio.
+    ``least_first``, for waiting: the lowest ratios, and the share of steps up to 1 / ``above``.
     """
     known = np.isfinite(matrix.ratio)
     count = known.sum(axis=1)
-    ratio = np.where(known, matrix.ratio, 0.0)
-    mean = np.where(count > 0, over_steps(matrix.ratio, "mean"), -np.inf)
+    sign = -1.0 if least_first else 1.0
+    ratio, key = np.where(known, matrix.ratio, np.nan), np.where(known, sign * matrix.ratio, -np.inf)
+    mean = np.where(count > 0, sign * over_steps(matrix.ratio, "mean"), -np.inf)
+    is_slow = ratio <= 1 / above if least_first else ratio >= above
     found = []
     for row in np.argsort(-mean, kind="stable")[:limit]:
         if count[row]:
-            worst = int(ratio[row].argmax())
+            worst = int(key[row].argmax())
             found.append(
                 {
                     "rank": int(matrix.ranks[row]),
-                    "ratio": float(mean[row]),
-                    "slow": float((ratio[row] >= above).sum() / count[row]),
+                    "ratio": float(sign * mean[row]),
+                    "slow": float(is_slow[row].sum() / count[row]),
                     "worst_step": int(matrix.steps[worst]),
                     "worst_ratio": float(ratio[row, worst]),
                 }
@@ -215,9 +240,9 @@ def worst_ranks(matrix: Matrix, limit: int = 8, above: float = SLOW_RATIO) -> li
     return found
 
 
-def worst_cells(matrix: Matrix, limit: int = 6) -> list[dict[str, Any]]:
-    """Single cells with the largest z: rank, step, value, peers, ratio, z."""
-    z = np.where(np.isfinite(matrix.z), matrix.z, -np.inf)
+def worst_cells(matrix: Matrix, limit: int = 6, *, least_first: bool = False) -> list[dict[str, Any]]:
+    """Single cells with the largest z (``least_first``: the smallest): rank, step, value, peers, ratio, z."""
+    z = np.where(np.isfinite(matrix.z), -matrix.z if least_first else matrix.z, -np.inf)
     count = min(limit, z.size)
     if not count:
         return []

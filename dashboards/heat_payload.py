@@ -96,6 +96,8 @@ def _standing(
     """Row and column of the cell that stands for each bin: the hottest, of those from the threshold on if any are."""
     shown = planes[show]
     row, column = hottest(shown, size)
+    measured_row, measured_column = hottest(planes["value"], size)  # where nobody has peers, that is not missing
+    row, column = np.where(row < 0, measured_row, row), np.where(row < 0, measured_column, column)
     if above is None:
         return row, column
     passing = np.where(planes["ratio"] >= above, shown, np.nan)

@@ -9,21 +9,28 @@ import numpy.typing as npt
 
 from ..collectors.store import Attempt
 from ..profiler.errors import MegascopeError
+from .alignment import clocks_of
+from .span_clock import aligned_starts
 from .view import View
 from .workbench import Workbench
 
 IntArray = npt.NDArray[np.int64]
 
 _STEPS = """
-    SELECT step, min(start_ns) AS began, max(start_ns + coalesce(duration_ns, 0)) AS ended FROM steps
-    WHERE rank < (SELECT min(rank) FROM steps) + 512 GROUP BY step ORDER BY step
+    SELECT step, min(rank) AS rank, min(start_ns) AS began, max(start_ns + coalesce(duration_ns, 0)) AS ended
+    FROM steps LEFT JOIN (SELECT rank, host FROM ranks) USING (rank)
+    WHERE rank < (SELECT min(rank) FROM steps) + 512 GROUP BY step, host ORDER BY step
 """
-"""Of the first ranks, in one block: a step of a job that meets in every step begins nearly at once for all."""
+"""Of the first ranks, in one block: a step of a job that meets in every step begins nearly at once for all. By host,
+whose ranks have one clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMoments:
-    """Steps [S], ascending, with the moments at which each began and ended, UTC ns [S]."""
+    """Steps [S], ascending, with the moments at which each began and ended, UTC ns [S], on the reference clock.
+
+    Hosts whose clock is not known are left out, unless it is known of none.
+    """
 
     steps: IntArray
     began_ns: IntArray
@@ -40,7 +47,17 @@ def step_moments(bench: Workbench, attempt: Attempt) -> StepMoments:
 
     def load() -> StepMoments:
         table = bench.store.query(_STEPS, attempt=attempt)
-        return StepMoments(*(table[name].to_numpy().astype(np.int64) for name in ("step", "began", "ended")))
+        step, rank, began, ended = (
+            table[name].to_numpy().astype(np.int64) for name in ("step", "rank", "began", "ended")
+        )
+        known = np.isin(rank, list(clocks_of(bench, attempt)))
+        kept = known if known.any() else np.ones(len(rank), bool)
+        ranks = rank[kept].astype(np.int32)
+        steps, firsts = np.unique(step[kept], return_index=True)
+        if not len(steps):
+            return StepMoments(steps, steps, steps)
+        began, ended = (aligned_starts(bench, attempt, ranks, moments[kept]) for moments in (began, ended))
+        return StepMoments(steps, np.minimum.reduceat(began, firsts), np.maximum.reduceat(ended, firsts))
 
     return bench.cached(("moments", attempt.run, attempt.attempt), load)
 

@@ -106,6 +106,8 @@ def age_text(bench: Workbench, attempt: Attempt, counter: int) -> tuple[str, str
     moment = bench.store.last_moment_ns(attempt)
     if attempt.end_ns is not None:
         return f"{attempt.exit_reason or 'ended'} {utc(attempt.end_ns)}", "", ""
+    if moment is not None and "imported" in attempt.configuration:
+        return f"recorded until {utc(moment)}", "", ""
     age = bench.store.data_age_s(attempt)
     if age is None:
         return "no data yet", "", ""

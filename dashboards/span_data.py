@@ -17,10 +17,11 @@ from .heat_data import place_texts, placement_of
 from .span_choice import SpanChoice, choose_spans
 from .span_links import messages_of
 from .span_outline import has_outline
+from .span_stamp import spans_stamp
 from .span_steps import StepStarts, step_starts
-from .span_table import FLOATS, load_spans
+from .span_table import FLOATS, SpanTable, load_spans
 from .span_whole import whole_links
-from .view import View
+from .view import View, ranks_text
 from .workbench import Workbench
 
 
@@ -45,7 +46,7 @@ def links_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
 
 
 def _key(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> str:
-    return f"{attempt.run}|{attempt.attempt}|{choice.ranks}|{choice.steps}|{bench.stamp()}"
+    return f"{attempt.run}|{attempt.attempt}|{choice.ranks}|{choice.steps}|{spans_stamp(bench, attempt, choice)}"
 
 
 def _payload(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> bytes:
@@ -65,6 +66,7 @@ def _payload(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> bytes:
         "segments": [{"name": each.name, "kind": each.kind, "axis": each.axis} for each in spans.segments],
         "statuses": list(spans.words["status"]),
         "clocks": list(spans.words["clock"]),
+        "missing": _missing(choice, spans),
     }
     return pack(_about(bench, attempt, choice, starts, spans.base_ns) | meta, arrays)
 
@@ -76,6 +78,16 @@ _EMPTY: Mapping[str, npt.NDArray[Any]] = {
     **{name: np.zeros(0, kind) for name, (_, kind) in FLOATS.items()},
     **{name: np.zeros(0, np.uint8) for name in ("status", "clock")},
 }
+
+
+def _missing(choice: SpanChoice, spans: SpanTable) -> str:
+    """Which of the shown ranks have no spans, as a sentence; empty where all have."""
+    have = set(np.unique(spans.columns["rank"]).tolist())
+    without = [rank for rank in choice.ranks if rank not in have]
+    if not without:
+        return ""
+    steps = f"step {choice.steps[0]}" if choice.steps[0] == choice.steps[1] else "these steps"
+    return f"No raw spans of rank{'s' if len(without) > 1 else ''} {ranks_text(without, 12)} in {steps}."
 
 
 def _about(
@@ -122,7 +134,8 @@ def _links(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> bytes:
     spans = load_spans(bench, attempt, choice)
     if spans is None:
         raise MegascopeError(why_no_spans(bench, attempt, choice.steps))
-    links, path, is_whole = whole_links(bench, attempt, choice, spans)
+    whole = whole_links(bench, attempt, choice, spans)
+    links, path = whole.links, whole.path
     awaited = links.awaited.astype(np.float32)
     awaited[links.awaited < 0] = np.nan
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -133,4 +146,5 @@ def _links(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> bytes:
         "path_begin": path.begins,
         "path_end": path.ends,
     }
-    return pack({"key": _key(bench, attempt, choice), "leaves": path.leaves, "whole": is_whole}, arrays)
+    meta = {"leaves": path.leaves, "whole": whole.is_whole, "shares": whole.shares}
+    return pack({"key": _key(bench, attempt, choice), **meta}, arrays)

@@ -35,7 +35,7 @@ def in_flight_columns(
 
     Nothing is added once the attempt has finished.
     """
-    rows = _flights(bench, attempt, choice)
+    rows = flights_of(bench, attempt, choice)
     if not rows:
         return starts
     clocks = clocks_of(bench, attempt)
@@ -59,7 +59,8 @@ def in_flight_columns(
     return np.concatenate([starts, np.array(begun, np.int64)])
 
 
-def _flights(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> list[dict[str, Any]]:
+def flights_of(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> list[dict[str, Any]]:
+    """Rows of what the shown ranks were in at their last heartbeat, if that was in the shown steps."""
     if attempt.end_ns is not None and attempt.exit_reason == "finished":
         return []
     rows = bench.store.query(_FLIGHTS, [list(choice.ranks), *choice.steps], attempt).to_pylist()

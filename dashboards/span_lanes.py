@@ -12,6 +12,7 @@ from .span_segment import IN_FLIGHT, Segment
 
 HOST, COMMUNICATION = "host", "comm"
 """Communication from the host gets a lane for each axis: it overlaps the work that it runs beside."""
+NO_DATA = "no data"
 WORK = {HOST, "compute", "default"}
 """Lanes of work: the first of a rank."""
 
@@ -24,7 +25,8 @@ def lanes_of(
 ) -> tuple[list[tuple[int, str]], npt.NDArray[np.int32]]:
     """Lanes as (rank, label), by rank in the given order, then by stream and thread; and the lane of each span [N].
 
-    ``columns`` has rank, segment, stream (index of ``streams``) and thread, each [N].
+    A rank without spans has one lane, `NO_DATA`. ``columns`` has rank, segment, stream (index of ``streams``) and
+    thread, each [N].
     """
     names: dict[str, int] = {}
     table = np.array(
@@ -40,6 +42,8 @@ def lanes_of(
     pairs = zip(heads.tolist(), thread.tolist(), strict=True)
     found = [(head // len(words), words[head % len(words)], each) for head, each in pairs]
     several = {word for word in words if len({thread for _, each, thread in found if each == word}) > 1}
+    have = {rank for rank, _, _ in found}
+    found += [(rank, NO_DATA, 0) for rank in ranks if rank not in have]
     order = sorted(range(len(found)), key=lambda at: _rank_of_lane(found[at], place))
     number = np.empty(len(found), np.int32)
     number[order] = np.arange(len(found))

@@ -18,6 +18,7 @@ from .binary import pack
 from .heat_data import place_texts, placement_of
 from .span_choice import SpanChoice, choose_spans
 from .span_clock import aligned_starts
+from .span_table import check_ranks
 from .view import View
 from .workbench import Workbench
 
@@ -54,12 +55,14 @@ def has_outline(bench: Workbench, attempt: Attempt) -> bool:
 
 def outline_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     """Rows of ranks by columns of steps: ``rank`` (its place among ``meta.ranks``), ``first_step``, ``last_step``,
-    ``start`` and ``end`` (ns from ``meta.base_ns``), each [K], and ``share`` [K x kinds] of `KINDS`, 0 to 1.
+    ``start`` and ``end`` (ns from ``meta.base_ns``), each [K], and ``share`` [K x kinds] of `KINDS`, 0 to 1; NaN
+    where nothing is stored of it.
 
     Work counts by its self time, communication by how long the rank's work waited for it; what is left was neither.
-    Raises MegascopeError where no steps are stored.
+    Raises MegascopeError where no steps are stored, UsageError for too many ranks.
     """
     choice = choose_spans(view, bench, attempt)
+    check_ranks(choice)
     key = ("outline", attempt.run, attempt.attempt, choice.ranks)
     return bench.cached(key, lambda: _payload(bench, attempt, choice))
 
@@ -78,7 +81,7 @@ def _payload(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> bytes:
     base = int(start.min())
     place = {each: at for at, each in enumerate(choice.ranks)}
     share = np.divide(sums, length[:, None], out=np.zeros_like(sums), where=length[:, None] > 0)
-    share /= np.maximum(1.0, share.sum(axis=1, keepdims=True))  # work of several threads may be longer than the step
+    share /= np.fmax(1.0, share.sum(axis=1, keepdims=True))  # work of several threads may be longer than the step
     meta = {
         "base_ns": str(base),
         "ranks": list(choice.ranks),
@@ -120,8 +123,9 @@ def _sums(
     window: int,
     width: int,
 ) -> tuple[npt.NDArray[np.float64], float | None]:
-    """Time of every row by kind, [K x kinds] ns, and spans of all shown ranks in a step (None: not known)."""
-    sums = np.zeros((len(rank), len(KINDS)))
+    """Time of every row by kind, [K x kinds] ns, NaN where none is known; and spans of all shown ranks in a step
+    (None: not known)."""
+    sums = np.full((len(rank), len(KINDS)), np.nan)
     is_rolled_up = any(entry.rows for entry in bench.store.entries("rank_windows", attempt))
     spans = sum(entry.rows for entry in bench.store.entries("events", attempt))
     if not is_rolled_up and not 0 < spans <= MOST_SPANS:
@@ -139,6 +143,8 @@ def _sums(
         at = row_of.get((each_rank, place))
         time_ns = exposed_ns if waits and told else self_ns
         if at is not None and time_ns is not None:
+            if np.isnan(sums[at, 0]):
+                sums[at] = 0.0
             sums[at, KINDS.index(kind)] += max(0, time_ns)
     steps = choice.last_step - choice.first_step + 1
     return sums, float(rows["spans"].to_numpy().sum()) / steps if rows.num_rows else None

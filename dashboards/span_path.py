@@ -87,6 +87,18 @@ def critical_path(spans: SpanTable, links: Links) -> CriticalPath:
     return CriticalPath(whole[:, 0].astype(np.int32), whole[:, 1], whole[:, 2], leaves, moment)
 
 
+def path_shares(spans: SpanTable, path: CriticalPath, most: int = 3) -> list[tuple[int, float]]:
+    """The ranks on which most of the path lies, and what share (0 to 1) of its pieces' time; the largest first."""
+    length = path.ends - path.begins
+    total = float(length.sum())
+    if not total > 0:
+        return []
+    ranks, places = np.unique(spans.columns["rank"][path.spans], return_inverse=True)
+    shares = np.bincount(places.reshape(-1), weights=length) / total
+    order = np.argsort(-shares, kind="stable")[:most]
+    return [(int(ranks[at]), float(shares[at])) for at in order.tolist()]
+
+
 def _by_rank(spans: SpanTable, measured: npt.NDArray[np.bool_], ends: npt.NDArray[np.float64]) -> dict[int, _Rank]:
     waits = spans.of_segments([each.waits for each in spans.segments]) & measured
     exposed = np.nan_to_num(spans.columns["exposed"][waits])

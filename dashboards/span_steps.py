@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..collectors.store import Attempt
+from .alignment import clocks_of
+from .heat_data import placement_of
 from .span_choice import SpanChoice
 from .span_clock import aligned_starts
 from .workbench import Workbench
@@ -18,6 +21,11 @@ MOST_STEPS = 500
 _STARTS = """
     SELECT rank, step, start_ns FROM steps
     WHERE rank IN ({}) AND step BETWEEN ? AND ? ORDER BY rank, step
+"""
+
+_BOUNDS = """
+    SELECT rank, min(start_ns) AS first_ns, max(start_ns + coalesce(duration_ns, 0)) AS last_ns FROM steps
+    WHERE list_contains(?, rank) AND step BETWEEN ? AND ? GROUP BY rank ORDER BY rank
 """
 
 
@@ -39,6 +47,31 @@ class StepStarts:
             return []
         columns = (self.ranks.tolist(), self.steps.tolist(), (self.starts_ns - base_ns).tolist())
         return [list(row) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When the shown steps began and ended, UTC ns; ``is_aligned``: all moments are on the reference clock."""
+
+    first_ns: int
+    last_ns: int
+    is_aligned: bool
+
+
+def _are_aligned(bench: Workbench, attempt: Attempt, ranks: Iterable[int]) -> bool:
+    """Whether moments of these ranks can be compared: all have a known clock, or the job has one host."""
+    clocks = clocks_of(bench, attempt)
+    return all(rank in clocks for rank in ranks) or len(set(placement_of(bench, attempt).hosts)) <= 1
+
+
+def step_bounds(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> Bounds | None:
+    """Of the chosen steps on the chosen ranks; None where none is stored."""
+    rows = bench.store.query(_BOUNDS, [list(choice.ranks), *choice.steps], attempt)
+    if not rows.num_rows:
+        return None
+    ranks = rows["rank"].to_numpy().astype(np.int32)
+    first, last = (aligned_starts(bench, attempt, ranks, rows[name].to_numpy()) for name in ("first_ns", "last_ns"))
+    return Bounds(int(first.min()), int(last.max()), _are_aligned(bench, attempt, ranks.tolist()))
 
 
 def step_starts(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> StepStarts | None:

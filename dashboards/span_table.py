@@ -76,13 +76,18 @@ class SpanTable:
         return ends
 
 
+def check_ranks(choice: SpanChoice) -> None:
+    """Raise UsageError where there are more ranks than the timeline draws."""
+    if len(choice.ranks) > MAX_RANKS:
+        raise UsageError(f"The view has {len(choice.ranks)} ranks; the timeline draws {MAX_RANKS}. Name fewer ranks.")
+
+
 def load_spans(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> SpanTable | None:
     """The chosen ranks' spans in the chosen steps, and what they are in now; None where there are none.
 
     Read once for a version of the store. Raises UsageError where the choice holds too many.
     """
-    if len(choice.ranks) > MAX_RANKS:
-        raise UsageError(f"The view has {len(choice.ranks)} ranks; the timeline draws {MAX_RANKS}. Name fewer ranks.")
+    check_ranks(choice)
     key = ("spans", attempt.run, attempt.attempt, choice.ranks, choice.steps)
     return bench.cached(key, lambda: _load(bench, attempt, choice))
 

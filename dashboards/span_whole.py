@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,23 +12,33 @@ from ..profiler.errors import UsageError
 from .heat_data import placement_of
 from .span_choice import EVERYONE, SpanChoice
 from .span_links import NOBODY, Links, links_of
-from .span_path import CriticalPath, critical_path
+from .span_path import CriticalPath, critical_path, path_shares
 from .span_table import MAX_RANKS, SpanTable, load_spans
 from .workbench import Workbench
 
 
-def whole_links(
-    bench: Workbench, attempt: Attempt, choice: SpanChoice, spans: SpanTable
-) -> tuple[Links, CriticalPath, bool]:
+@dataclass(frozen=True, slots=True)
+class WholeLinks:
+    """Links and path by indices of the shown spans; whether all ranks were looked at; and the ranks on which most of
+    the path lies, shown or not, with their share (0 to 1) of it."""
+
+    links: Links
+    path: CriticalPath
+    is_whole: bool
+    shares: list[tuple[int, float]]
+
+
+def whole_links(bench: Workbench, attempt: Attempt, choice: SpanChoice, spans: SpanTable) -> WholeLinks:
     """Links and critical path of the chosen steps by indices of the shown spans; pieces of others are left out.
 
     They are sought among all ranks where those have not too many spans. Else they are sought among the shown ones, and
-    ``leaves`` of the path names the rank that it comes from. The last value tells whether all ranks were looked at.
+    ``leaves`` of the path names the rank that it comes from.
     """
     whole = _whole(bench, attempt, choice)
     if whole is None:
         links = links_of(bench, attempt, choice, spans)
-        return links, critical_path(spans, links), len(choice.ranks) == len(placement_of(bench, attempt).ranks)
+        path, is_whole = critical_path(spans, links), len(choice.ranks) == len(placement_of(bench, attempt).ranks)
+        return WholeLinks(links, path, is_whole, path_shares(spans, path))
     everything, links, path = whole
     place, kept = _places(everything, spans)
     cause = np.where(links.cause[kept] == NOBODY, NOBODY, place[links.cause[kept]])
@@ -37,7 +47,8 @@ def whole_links(
     at = place[path.spans]
     shift = float(everything.base_ns - spans.base_ns)
     begins, ends = path.begins[at >= 0] + shift, path.ends[at >= 0] + shift
-    return own, CriticalPath(at[at >= 0].astype(np.int32), begins, ends, path.leaves, path.from_ns + shift), True
+    shown = CriticalPath(at[at >= 0].astype(np.int32), begins, ends, path.leaves, path.from_ns + shift)
+    return WholeLinks(own, shown, True, path_shares(everything, path))
 
 
 def _whole(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> tuple[SpanTable, Links, CriticalPath] | None:

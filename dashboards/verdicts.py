@@ -12,7 +12,7 @@ from dash.development.base_component import Component
 from ..collectors.store import Attempt
 from ..heatmap.peers import STAGE_AXIS
 from ..heatmap.stragglers import find_stragglers
-from ..heatmap.verdict import Culprit, Outcome, StragglerVerdict
+from ..heatmap.verdict import Cause, Culprit, CulpritKind, Outcome, StragglerVerdict, describe
 from ..viz3d.hang import Judged, diagnose_with_graph
 from .components import Awaited, banner
 from .view import View
@@ -24,6 +24,7 @@ _SLOW = {
     Outcome.HEALTHY: ("good", "HEALTHY"),
     Outcome.INSUFFICIENT: ("unsure", "NOT JUDGED"),
 }
+_UNEVEN = frozenset({Cause.UNEVEN_STAGES, Cause.UNEVEN_INPUT})
 _STUCK = {
     "hang": ("bad", "HANG"),
     "crashed": ("bad", "CRASHED"),
@@ -67,7 +68,7 @@ def verdict_banners(
     A page about slowness shows the second only where the job is stuck, unless it wants ``both``. Who is slow is judged
     in the ``steps`` (first, last), if any are given.
     """
-    slow, stuck = straggler_banner(bench, attempt, view, steps), hang_banner(bench, attempt, view)
+    slow, stuck = straggler_banner(bench, attempt, view, steps, listed=both), hang_banner(bench, attempt, view)
     shown = [slow, stuck] if both else [slow]
     if stuck.tone == "bad":
         shown = [stuck, slow]  # whoever looks slow in a job that is stuck may just have waited
@@ -75,9 +76,9 @@ def verdict_banners(
 
 
 def straggler_banner(
-    bench: Workbench, attempt: Attempt, view: View, steps: tuple[int, int] | None = None
+    bench: Workbench, attempt: Attempt, view: View, steps: tuple[int, int] | None = None, *, listed: bool = False
 ) -> ShownVerdict:
-    """The straggler verdict in one sentence, with a way to its evidence."""
+    """The straggler verdict in one sentence, with a way to its evidence; ``listed``: the page has all findings."""
     latest = stragglers_of(bench, attempt, steps)
     verdict = latest.value
     if verdict is None:
@@ -85,11 +86,22 @@ def straggler_banner(
     links: list[Component | str] = [_age(latest)]
     if verdict.culprits:
         links += culprit_links(verdict.culprits[0], attempt, view)
-    if len(verdict.culprits) > 1:
-        links.append(dcc.Link("all findings", href=view.same_job().url("/"), className="more"))
+    many = len(verdict.culprits)
+    if many > 1 and not listed:
+        links.append(dcc.Link(f"all {many} findings", href=view.same_job().url("/"), className="more"))
     tone, word = _SLOW[verdict.verdict]
+    if verdict.culprits:
+        word = _finding_word(verdict.culprits[0])
     within = "" if steps is None else f"In steps {steps[0]} to {steps[1]}: "
-    return ShownVerdict(banner(tone, word, within + verdict.sentence(), *links), tone, _awaited(latest))
+    sentence = verdict.sentence() if listed or many < 2 else f"{describe(verdict.culprits[0])}."
+    return ShownVerdict(banner(tone, word, within + sentence, *links), tone, _awaited(latest))
+
+
+def _finding_word(culprit: Culprit) -> str:
+    """SLOW accuses machines; what a whole stage or job has does not."""
+    if culprit.cause in _UNEVEN:
+        return "UNEVEN"
+    return "JOB-WIDE" if culprit.kind in (CulpritKind.JOB, CulpritKind.STAGE) else "SLOW"
 
 
 def hang_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVerdict:
@@ -132,7 +144,10 @@ def culprit_links(culprit: Culprit, attempt: Attempt, view: View) -> list[Compon
     """Links from a culprit to its segment's heatmap and to its worst steps in the timeline."""
     job = view.same_job()
     first = culprit.steps[0]
-    heatmap = dcc.Link("heatmap", href=job.url("/heatmap", segment=culprit.segment), className="more")
+    shown = {"show": "value", "group": STAGE_AXIS} if culprit.kind == CulpritKind.STAGE else {}
+    if STAGE_AXIS not in attempt.layout:
+        shown.pop("group", None)
+    heatmap = dcc.Link("heatmap", href=job.url("/heatmap", segment=culprit.segment, **shown), className="more")
     if not culprit.ranks:  # the whole job's: no rank shows it more than others
         return [heatmap]
     timeline = job.url("/timeline", rank=culprit.ranks[0], axis=peer_axis(attempt), steps=(first, first))
@@ -145,6 +160,15 @@ def peer_axis(attempt: Attempt) -> str | None:
 
 
 def marks_of(verdict: StragglerVerdict | None, segment: str) -> str:
-    """The culprits at a segment as JSON, for the heatmap to frame: [{"ranks", "steps"}]."""
+    """The culprits at a segment as JSON, for the heatmap to frame: [{"ranks", "steps"}].
+
+    An uneven stage names no ranks: it has its place instead, {"stage": "pp2"}.
+    """
     culprits = [] if verdict is None else [c for c in verdict.culprits if c.segment == segment]
-    return json.dumps([{"ranks": list(c.ranks), "steps": list(c.steps)} for c in culprits])
+    return json.dumps([{"ranks": list(c.ranks), "steps": list(c.steps)} | _stage_mark(c) for c in culprits])
+
+
+def _stage_mark(culprit: Culprit) -> dict[str, str]:
+    if culprit.kind != CulpritKind.STAGE or culprit.stage is None or culprit.ranks:
+        return {}
+    return {"stage": f"{STAGE_AXIS}{culprit.stage}"}

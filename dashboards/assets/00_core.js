@@ -29,6 +29,7 @@
       element.append(...this.element.childNodes);
       this.element = this.widget.element = element;
       if (this.painted) element.dataset.painted = this.painted;
+      if (this.failed) element.dataset.failed = this.failed;
       this.resizing.observe(element);
       const known = element.dataset.source === this.source;
       this.sync();
@@ -43,30 +44,47 @@
       this.source = source;
       // Only newer data are wanted, and the last answer is still on its way: a slow question is not asked twice.
       if (this.asked && sameQuestion(source, this.asked)) return;
+      this.failures = 0;
       this.load(source);
     }
     async load(source) {
+      clearTimeout(this.retry);
       if (this.abort) this.abort.abort();
       this.abort = new AbortController();
       this.asked = source;
       if (!this.element.dataset.painted) this.say("Loading ...");
       try {
         const answer = await fetch(source, { signal: this.abort.signal });
-        if (!answer.ok) throw new Error(await sentenceOf(answer));
+        if (!answer.ok) throw Object.assign(new Error(await sentenceOf(answer)), { again: answer.status >= 500 });
         const payload = this.widget.text ? await answer.json() : M.unpack(await answer.arrayBuffer());
         if (source !== this.asked) return;
         this.say("");
+        this.fail(null);
         this.widget.show(payload);
         this.redraw();
         this.element.dataset.painted = this.painted = source;
+        this.failures = 0;
       } catch (problem) {
         if (problem.name === "AbortError" || source !== this.asked) return;
         const lost = problem instanceof TypeError;
         this.say(lost ? "The server does not answer. It may have ended: start `megascope serve` again." : problem.message);
-        this.element.dataset.failed = source;
+        this.fail(!this.painted || sameQuestion(source, this.painted) ? "newer" : "other");
+        if (lost || problem.again) this.tryAgain(source);
       }
       this.asked = null;
       if (source !== this.source) this.load(this.source);
+    }
+    // Behind the message an older picture of the same question stays, dimmed; that of another one goes.
+    fail(how) {
+      this.failed = how;
+      if (how) this.element.dataset.failed = how;
+      else delete this.element.dataset.failed;
+      if (how && M.tipOff) M.tipOff();
+    }
+    tryAgain(source) {
+      this.failures = (this.failures || 0) + 1;
+      const wait = Math.min(30, 2 ** this.failures) * 1000;
+      this.retry = setTimeout(() => source === this.source && !this.asked && this.load(source), wait);
     }
     redraw() {
       if (this.widget.ready() && this.element.clientWidth > 0) this.widget.draw();
@@ -77,7 +95,9 @@
     }
     end() {
       this.resizing.disconnect();
+      clearTimeout(this.retry);
       if (this.abort) this.abort.abort();
+      if (M.tipOff) M.tipOff();
       if (this.widget.end) this.widget.end();
     }
   }

@@ -59,6 +59,8 @@
     tip.style.top = Math.max(4, Math.min(event.clientY + 12, window.innerHeight - height - 8)) + "px";
   };
   M.tipOff = () => (tip.hidden = true);
+  // Whoever leaves a page by a key or the address moves no mouse off the canvas.
+  for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, M.tipOff);
 
   // ---- canvas ------------------------------------------------------------------------------------------------------
   M.canvas = (element, label) => {
@@ -101,6 +103,16 @@
       pen.lineTo(shift + 6, 0);
     }
     pen.stroke();
+    return context.createPattern(tile, "repeat");
+  };
+  M.dots = (context) => {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 5;
+    const pen = tile.getContext("2d");
+    pen.fillStyle = M.colour("surface");
+    pen.fillRect(0, 0, 5, 5);
+    pen.fillStyle = M.colour("missing-line");
+    pen.fillRect(1, 1, 1.5, 1.5);
     return context.createPattern(tile, "repeat");
   };
 

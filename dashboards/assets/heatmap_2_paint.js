@@ -13,22 +13,31 @@
       this.plot = { x: LEFT, y: TOP, width: width - LEFT - RIGHT, height: height - TOP - BOTTOM };
       this.bin();
       const { x, y } = this.plot;
-      const [picture, missing] = this.pictures();
+      const [picture, missing, alone] = this.pictures();
       context.imageSmoothingEnabled = false;
-      if (missing) { // the hatch keeps its size, whatever the size of the cells that it fills
-        const layer = document.createElement("canvas"), pen = M.fit(layer, this.plot.width, this.plot.height);
-        pen.imageSmoothingEnabled = false;
-        pen.drawImage(missing, 0, 0, this.plot.width, this.plot.height);
-        pen.globalCompositeOperation = "source-in";
-        pen.fillStyle = M.hatch(pen);
-        pen.fillRect(0, 0, this.plot.width, this.plot.height);
-        context.drawImage(layer, x, y, this.plot.width, this.plot.height);
-      }
+      this.drawLayer(context, missing, M.hatch);
+      this.drawLayer(context, (this.alone = alone), M.dots);
       context.drawImage(picture, x, y, this.plot.width, this.plot.height);
       this.drawTexts(context);
       this.look.drawAxes(context);
       this.drawMarks(context);
       this.drawScale(context, x + this.plot.width + 12, y);
+    }
+    // A pattern keeps its size, whatever the size of the cells that it fills.
+    drawLayer(context, mask, pattern) {
+      if (!mask) return;
+      const { x, y, width, height } = this.plot;
+      const layer = document.createElement("canvas"), pen = M.fit(layer, width, height);
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(mask, 0, 0, width, height);
+      pen.globalCompositeOperation = "source-in";
+      pen.fillStyle = pattern(pen);
+      pen.fillRect(0, 0, width, height);
+      context.drawImage(layer, x, y, width, height);
+    }
+    // Measured, but nobody does the same work: it has no ratio.
+    isAlone(cell) {
+      return Number.isNaN(this.shown[cell]) && !Number.isNaN(this.arrays.value[cell]);
     }
     passes(cell) {
       return this.above === null || this.arrays.ratio[cell] >= this.above;
@@ -49,7 +58,7 @@
           if (at && at[cell] < 0) continue;
           const value = this.shown[cell], old = winner[pixel];
           if (Number.isNaN(value)) {
-            if (old === GAP) winner[pixel] = NOTHING;
+            if (old < 0) winner[pixel] = this.isAlone(cell) ? cell : NOTHING;
           } else if (old < 0 || this.isHotter(cell, old)) winner[pixel] = cell;
         }
       }
@@ -60,25 +69,28 @@
         const one = this.passes(cell), other = this.passes(old);
         if (one !== other) return one;
       }
-      return this.shown[cell] > this.shown[old];
+      return this.shown[cell] > this.shown[old] || Number.isNaN(this.shown[old]);
     }
     colourAt(value) {
       return Math.max(0, Math.min(255, Math.round(this.scale.at(value) * 255)));
     }
-    // The cells as a picture of one element each, and another of where something is missing (null: nowhere).
+    // The cells as a picture of one element each, and masks of what is missing and of what has no peers (null: nothing).
     pictures() {
       const { nx, ny, winner } = this.binned;
       const [pen, image, pixels] = blank(nx, ny), [shade, holes, dots] = blank(nx, ny);
-      const colours = M.heatColours(this.scale.diverging), quiet = M.pixel(M.colour("grid"));
-      let missing = false;
+      const [veil, lone, ones] = blank(nx, ny);
+      const colours = M.heatColours(this.scale.diverging), quiet = M.pixel(M.colour("below"));
+      let missing = false, alone = false;
       for (let at = 0; at < pixels.length; at++) {
         const cell = winner[at];
-        if (cell >= 0) pixels[at] = this.passes(cell) ? colours[this.colourAt(this.shown[cell])] : quiet;
+        if (cell >= 0 && Number.isNaN(this.shown[cell])) alone = Boolean((ones[at] = 0xff000000));
+        else if (cell >= 0) pixels[at] = this.passes(cell) ? colours[this.colourAt(this.shown[cell])] : quiet;
         else if (cell === NOTHING) missing = Boolean((dots[at] = 0xff000000));
       }
       pen.putImageData(image, 0, 0);
       shade.putImageData(holes, 0, 0);
-      return [pen.canvas, missing ? shade.canvas : null];
+      veil.putImageData(lone, 0, 0);
+      return [pen.canvas, missing ? shade.canvas : null, alone ? veil.canvas : null];
     }
     // Numbers in the cells, where few enough are in view.
     drawTexts(context) {
@@ -93,7 +105,7 @@
         if (column < c0 || column >= c1 || (at && at[cell] < 0)) continue;
         const missing = Number.isNaN(value), ratio = this.meta.show === "ratio";
         if (!missing && !this.passes(cell)) continue;
-        const text = missing ? "no data" : ratio ? value.toFixed(2) + "x" : M.number(value, 3);
+        const text = missing ? (this.isAlone(cell) ? "no peers" : "no data") : ratio ? value.toFixed(2) + "x" : M.number(value, 3);
         const lines = this.look.texts(cell, text, high), left = x + (column - c0 + 0.5) * wide;
         const middle = y + (row - r0 + 0.5) * high - (lines.length - 1) * 7;
         if (missing) {
@@ -113,9 +125,9 @@
       context.clip();
       context.strokeStyle = M.colour("select");
       context.lineWidth = 1.5;
-      for (const { row, from, to, least } of this.look.frames()) {
+      for (const { row, from, to, least, rows = 1 } of this.look.frames()) {
         const left = x + ((from - c0) * width) / (c1 - c0), right = x + ((to - c0) * width) / (c1 - c0);
-        const top = y + ((row - r0) * height) / (r1 - r0), size = height / (r1 - r0);
+        const top = y + ((row - r0) * height) / (r1 - r0), size = (rows * height) / (r1 - r0);
         const high = Math.max(least, size), wide = Math.max(least, right - left);
         context.strokeRect(Math.min(left, (left + right - wide) / 2), Math.min(top, top + (size - high) / 2), wide, high);
       }
@@ -139,16 +151,18 @@
       context.fillText(text(this.scale.low, "≤"), x + 19, y + 14 + height);
       context.textBaseline = "top";
       context.fillText(this.scale.diverging ? "faster" : "", x, y + height + 22);
-      context.fillStyle = M.hatch(context);
-      context.fillRect(x, y + height + 42, 14, 14);
-      context.fillStyle = M.colour("quiet");
-      context.fillText("no data", x + 19, y + height + 42);
-      if (this.above === null) return;
-      context.fillText(`< ${M.number(this.above, 4)}x`, x + 19, y + height + 62);
-      context.fillStyle = M.colour("grid");
-      context.fillRect(x, y + height + 62, 14, 14);
-      context.strokeStyle = M.colour("quiet");
-      context.strokeRect(x + 0.5, y + height + 62.5, 13, 13);
+      const keys = [["no data", M.hatch(context)]];
+      if (this.alone) keys.push(["no peers", M.dots(context)]);
+      if (this.above !== null) keys.push([`< ${M.number(this.above, 4)}x`, M.colour("below")]);
+      keys.forEach(([name, fill], place) => {
+        const at = y + height + 42 + 20 * place;
+        context.fillStyle = fill;
+        context.fillRect(x, at, 14, 14);
+        context.strokeStyle = M.colour("quiet");
+        context.strokeRect(x + 0.5, at + 0.5, 13, 13);
+        context.fillStyle = M.colour("quiet");
+        context.fillText(name, x + 19, at);
+      });
     }
   }
   function blank(width, height) {

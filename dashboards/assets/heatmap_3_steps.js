@@ -67,14 +67,28 @@
     }
     frames() {
       const found = [];
-      for (const { ranks, steps } of this.heatmap.marks) {
+      for (const { ranks, steps, stage } of this.heatmap.marks) {
         const columns = this.columnsIn(steps[0], steps[1]);
         if (!columns.length) continue;
+        for (const [row, last] of this.rowsOf(stage)) {
+          found.push({ row, rows: last - row + 1, from: columns[0], to: columns[columns.length - 1] + 1, least: 5 });
+        }
         for (const rank of ranks) {
           const row = this.rowOf(rank);
           if (row >= 0) found.push({ row, from: columns[0], to: columns[columns.length - 1] + 1, least: 5 });
         }
       }
+      return found;
+    }
+    // First and last of rows beside each other that are of a stage, such as "pp2".
+    rowsOf(stage) {
+      const found = [];
+      if (stage) this.heatmap.meta.places.forEach((place, at) => {
+        if (!place.split(" ").includes(stage)) return;
+        const row = Math.floor(at / this.bin[0]), last = found[found.length - 1];
+        if (last && row <= last[1] + 1) last[1] = row;
+        else found.push([row, row]);
+      });
       return found;
     }
     drawAxes(context) {
@@ -119,9 +133,10 @@
       const { plot: { x, y, width, height }, window: { r0, r1 } } = this.heatmap;
       context.save();
       context.strokeStyle = M.colour("ink");
-      context.fillStyle = M.colour("ink");
       const fits = height / (r1 - r0) >= 4 ? width : 0; // never over a cell that it would hide
+      const accused = new Set(this.heatmap.marks.map(({ stage }) => stage));
       for (const { label, at, line } of heads) {
+        context.fillStyle = M.colour(accused.has(label.replace(" ", "")) ? "fault" : "ink");
         if (label) context.fillText(label, x - 8, at, 84);
         if (line === null || heads.length * 4 > height) continue;
         context.globalAlpha = 0.55;

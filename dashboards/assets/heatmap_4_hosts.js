@@ -47,7 +47,19 @@
     }
     frames() {
       const ranks = this.heatmap.marks.flatMap((mark) => mark.ranks);
-      return (this.found = this.cellsOf(ranks)).map(({ row, column }) => ({ row, from: column, to: column + 1, least: 9 }));
+      const frames = this.cellsOf(ranks).map(({ row, column }) => ({ row, from: column, to: column + 1, least: 9 }));
+      return [...frames, ...this.heatmap.marks.flatMap(({ stage }) => this.framesOf(stage))];
+    }
+    // Frames of a stage, such as "pp2": one of all cells beside each other.
+    framesOf(stage) {
+      const { meta } = this.heatmap, inside = meta.ranks.filter((_, at) => meta.places[at].split(" ").includes(stage));
+      const frames = [];
+      for (const { row, column } of stage ? this.cellsOf(inside) : []) {
+        const last = frames[frames.length - 1];
+        if (last && last.row === row && last.to === column) last.to++;
+        else frames.push({ row, from: column, to: column + 1, least: 0 });
+      }
+      return frames;
     }
     drawAxes(context) {
       const { plot: { x, y, width, height }, window: { r0, r1, c0, c1 }, meta } = this.heatmap;
@@ -58,12 +70,15 @@
       context.textAlign = "right";
       context.fillStyle = M.colour("quiet");
       for (let row = r0; row < r1; row += every) {
-        if (heads.some(([first]) => Math.abs(middle(first) - middle(row)) < 14)) continue;
+        if (heads.some(([first]) => first !== row && Math.abs(middle(first) - middle(row)) < 14)) continue;
+        if (heads.some(([first]) => first === row)) continue; // with its section's name below
         context.fillText(meta.grid.hosts[row], x - 8, middle(row), 84);
       }
       context.fillStyle = M.colour("ink");
       for (const [row, label] of heads) {
-        context.fillText(label, x - 8, middle(row), 84);
+        const host = meta.grid.hosts[row], roomy = height / (r1 - r0) >= 28;
+        if (roomy) context.fillText(host, x - 8, middle(row) + 7, 84);
+        context.fillText(roomy ? label : `${label} ${host}`, x - 8, middle(row) - (roomy ? 7 : 0), 84);
         if (row > r0) context.fillRect(x - 6, y + ((row - r0) * height) / (r1 - r0) - 0.5, 6, 1);
       }
       context.fillStyle = M.colour("quiet");

@@ -13,16 +13,15 @@
       this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
       this.canvas.addEventListener("mousedown", (event) => this.press(event));
       this.canvas.addEventListener("dblclick", () => this.setZoom(null));
-      this.canvas.addEventListener("keydown", (event) => this.key(event));
       this.brush = element.appendChild(document.createElement("div"));
       this.brush.className = "brush";
       this.brush.hidden = true;
       // Of the whole page: a canvas that moves to a new element loses the focus.
-      const escape = (event) => event.key === "Escape" && !event.target.matches("input, select, textarea") && this.allSteps();
-      document.addEventListener("keydown", escape);
+      const onKey = (event) => this.key(event);
+      document.addEventListener("keydown", onKey);
       const silence = M.onAction("heatmap-png", () => this.save());
       this.end = () => {
-        document.removeEventListener("keydown", escape);
+        document.removeEventListener("keydown", onKey);
         silence();
       };
     }
@@ -218,15 +217,22 @@
       });
     }
     key(event) {
+      if (!this.ready() || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.target.matches("input, select, textarea")) return;
       const { r0, r1, c0, c1 } = this.window;
       const down = Math.max(1, (r1 - r0) >> 2), across = Math.max(1, (c1 - c0) >> 2);
       const moves = {
+        Escape: () => this.allSteps(),
         w: () => this.scaleBy(1 / 1.5, 1 / 1.5, 0.5, 0.5), s: () => this.scaleBy(1.5, 1.5, 0.5, 0.5), 0: () => this.setZoom(null),
         ArrowLeft: () => this.setZoom({ r0, r1, c0: c0 - across, c1: c1 - across }), ArrowRight: () => this.setZoom({ r0, r1, c0: c0 + across, c1: c1 + across }),
         ArrowUp: () => this.setZoom({ r0: r0 - down, r1: r1 - down, c0, c1 }), ArrowDown: () => this.setZoom({ r0: r0 + down, r1: r1 + down, c0, c1 }),
       };
-      if (!moves[event.key] || event.ctrlKey || event.metaKey) return;
+      if (!moves[event.key]) return;
+      // Arrows scroll the page as ever where the whole picture is in view.
+      const whole = this.whole(), isWhole = Object.keys(whole).every((name) => whole[name] === this.window[name]);
+      if (isWhole && event.key.startsWith("Arrow")) return;
       event.preventDefault();
+      M.tipOff();
       moves[event.key]();
     }
   }

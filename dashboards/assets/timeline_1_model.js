@@ -14,16 +14,16 @@
     // Times are ns from `anchor`, the base of what was loaded first: what is loaded later is moved to it.
     constructor({ meta, arrays }, anchor = null) {
       this.meta = meta;
-      this.arrays = arrays;
       this.base = anchor ?? BigInt(meta.base_ns);
       this.count = arrays.start.length;
       const shift = Number(BigInt(meta.base_ns) - this.base);
-      if (shift) for (let span = 0; span < this.count; span++) arrays.start[span] += shift;
+      // A copy: the loader keeps what it was sent, and may give it again.
+      this.arrays = shift ? { ...arrays, start: arrays.start.map((start) => start + shift) } : arrays;
       this.origin = meta.origin + shift;
       this.steps = meta.steps.map(([rank, step, start]) => [rank, step, start + shift]);
       this.range = meta.range.split(":").map(Number);
       this.lanes = meta.lanes.map(([rank, label], at) => ({
-        rank, label, rows: [], first: at === 0 || meta.lanes[at - 1][0] !== rank, waits: [],
+        rank, label, rows: [], first: at === 0 || meta.lanes[at - 1][0] !== rank, waits: [], empty: true,
       }));
       this.kinds = meta.segments.map(({ kind }) => kind);
       this.stack();
@@ -51,7 +51,8 @@
         (this.lanes[current].rows[row] ||= []).push(span);
       }
       for (const each of this.lanes) {
-        if (!each.rows.length) each.rows.push([]);
+        each.empty = !each.rows.length;
+        if (each.empty) each.rows.push([]);
         each.rows = each.rows.map((row) => Int32Array.from(row));
       }
     }
@@ -130,6 +131,20 @@
         if (hits[segment[span]] && numbers.every(([, key, number]) => value[key](span) === Number(number))) found.push(span);
       }
       return found.sort((one, other) => this.arrays.start[one] - this.arrays.start[other]);
+    }
+    // What a span is called by in any model that holds it: see `same`.
+    identity(span) {
+      const lane = this.lanes[this.arrays.lane[span]], segment = this.meta.segments[this.arrays.segment[span]].name;
+      return { rank: lane.rank, label: lane.label, segment, at: this.base + BigInt(Math.round(this.arrays.start[span])) };
+    }
+    // The place among some spans of the one with an identity; -1 where it is not among them.
+    same({ rank, label, segment, at }, spans) {
+      const start = Number(at - this.base);
+      return spans.findIndex((span) => {
+        const lane = this.lanes[this.arrays.lane[span]];
+        return Math.abs(this.arrays.start[span] - start) < 1 && lane.rank === rank && lane.label === label
+          && this.meta.segments[this.arrays.segment[span]].name === segment;
+      });
     }
     number(name, span) {
       const value = this.arrays[name][span];

@@ -17,6 +17,7 @@
       this.height = height;
       this.plotWidth = width - LEFT - 8;
       this.readColours();
+      if (this.coarse !== this.told) this.note(this.noted || "");
       if (this.coarse) this.layOutCoarse();
       else this.layOut();
       if (this.seekRank) this.scrollToRank();
@@ -31,6 +32,7 @@
     }
     // A view that opens with the chosen rank below its edge starts there.
     scrollToRank() {
+      if (!this.coarse && !this.model.count) return; // nothing is there yet
       this.seekRank = false;
       const { rank, ranks } = this.model.meta, lane = this.model.lanes.find((each) => each.rank === rank);
       const top = this.coarse ? ranks.indexOf(rank) * this.coarseRow : lane ? lane.top : 0;
@@ -48,6 +50,7 @@
       this.colours = model.meta.segments.map((segment) => M.colour(M.segmentColour(segment)));
       this.inks = this.colours.map(M.inkOn);
       this.hatches = this.colours.map((colour) => M.waitingHatch(this.context, colour, this.ink.surface));
+      this.noData = M.hatch(this.context);
       this.workHatch = M.waitingHatch(this.context, this.ink.quiet, this.ink.surface);
       this.open = model.meta.statuses.indexOf("in flight");
     }
@@ -93,7 +96,7 @@
       });
       this.labels = [];
       this.stripes = this.model.meta.segments.map(() => []);
-      this.inPlot(0, () => shown.forEach((lane) => this.drawLaneLabel(lane)));
+      this.inPlot(0, () => shown.forEach((lane, at) => this.drawLaneLabel(lane, at === 0 || shown[at - 1].rank !== lane.rank)));
       this.inPlot(LEFT, () => {
         for (const lane of shown) this.drawLane(lane, AXIS + lane.top - this.scroll);
         this.stripes.forEach((places, segment) => this.fillAll(places, this.hatches[segment]));
@@ -111,8 +114,13 @@
       this.context.fill();
     }
     drawLane(lane, top) {
+      if (lane.empty) this.drawNoData(top, lane.rows.length * this.row);
       this.drawSteps(lane, top, lane.rows.length * this.row);
       lane.rows.forEach((row, number) => this.drawRow(row, top + number * this.row, lane.waits.length > 0));
+    }
+    drawNoData(top, tall) {
+      this.context.fillStyle = this.noData;
+      this.context.fillRect(LEFT, top + 1, this.plotWidth, Math.max(1, tall - 2));
     }
     drawRow(row, y, onStripes) {
       const tall = this.row;
@@ -209,7 +217,7 @@
         context.fillRect(from + 1, y + 2, Math.min(to - from - 1, context.measureText(text).width + 4), this.row - 4);
         context.fillStyle = isWaiting ? this.ink.ink : this.inks[segment[span]];
       }
-      context.fillText(text, from + 3, y + this.row / 2 + 0.5);
+      M.fillFitted(context, text, from + 3, y + this.row / 2 + 0.5, to - from - 4);
       context.restore();
     }
     middle(span) {

@@ -4,6 +4,16 @@
   const M = window.megascope;
   const { LEFT, AXIS } = M.TimelinePainter.SIZES;
 
+  // A text cut to its place, where squeezing it would make it unreadable.
+  M.fillFitted = (context, text, x, y, room) => {
+    let shown = text;
+    while (shown.length > 1 && context.measureText(shown).width > room) {
+      text = text.slice(0, -1);
+      shown = text + "…";
+    }
+    context.fillText(shown, x, y);
+  };
+
   Object.assign(M.TimelinePainter.prototype, {
     drawGrid() {
       const context = this.context;
@@ -13,8 +23,9 @@
       context.textBaseline = "middle";
       const width = this.to - this.from;
       const [size, unit] = width > 5e9 ? [1e9, " s"] : width > 5e4 ? [1e6, " ms"] : [1e3, " us"];
-      for (const at of M.ticks(this.from, this.to, this.plotWidth / 110)) {
-        const x = Math.round(this.x(at)) + 0.5;
+      const zero = this.coarse ? this.outlined.first : 0; // of the whole run its start, else the first span's
+      for (const at of M.ticks(this.from - zero, this.to - zero, this.plotWidth / 110)) {
+        const x = Math.round(this.x(at + zero)) + 0.5;
         context.beginPath();
         context.moveTo(x, AXIS - 16);
         context.lineTo(x, this.height);
@@ -26,16 +37,19 @@
       context.fillText(day, 6, 10, LEFT - 12);
       context.fillText(clock + " UTC", 6, 25, LEFT - 12);
     },
-    drawLaneLabel(lane) {
+    drawLaneLabel(lane, isTopmost) {
       const top = AXIS + lane.top - this.scroll, context = this.context;
-      if (lane.first) this.drawRankLabel(lane.rank, top, lane.rows.length * this.row);
+      if (isTopmost) this.drawRankLabel(lane.rank);
       if (this.row < 11) return;
       context.fillStyle = this.ink.quiet;
       context.textAlign = "right";
       context.textBaseline = "middle";
-      context.fillText(lane.label, LEFT - 8, top + this.row / 2, 60);
+      M.fillFitted(context, lane.label, LEFT - 8, top + this.row / 2, 56);
     },
-    drawRankLabel(rank, top, size) {
+    // A rank's label stays in view as long as one of its lanes is.
+    drawRankLabel(rank) {
+      const own = this.model.lanes.filter((lane) => lane.rank === rank), edge = AXIS + own[0].top - this.scroll;
+      const size = own[0].rows.length * this.row, top = Math.max(edge, Math.min(AXIS, edge + this.rankDepth(rank) - this.row));
       const context = this.context, { meta } = this.model, chosen = rank === meta.rank, unsure = meta.uncertainty[rank];
       const isLow = this.row < 11;
       context.fillStyle = chosen ? this.ink.ink : this.ink.quiet;
@@ -44,18 +58,18 @@
       context.font = (chosen ? "bold " : "") + (isLow ? "9px " : "12px ") + this.font;
       const y = isLow ? top + Math.min(size, 12) / 2 : top + this.row / 2;
       if (!isLow || y >= this.labelFree) {
-        context.fillText((chosen ? "▶ " : "") + "rank " + rank, 6, y, 80);
+        M.fillFitted(context, (chosen ? "▶ " : "") + "rank " + rank, 6, y, 80);
         this.labelFree = y + 10;
       }
       context.font = "12px " + this.font;
       const more = [meta.places[rank], unsure === null ? "own clock" : unsure ? `±${M.duration(unsure)}` : ""].filter(Boolean);
-      const depth = isLow ? 0 : this.rankDepth(rank);
+      const depth = isLow ? 0 : this.rankDepth(rank) - (top - edge);
       if (depth < 17 * 2.7) more.splice(0, 2, more.join(" "));
-      if (!isLow) more.forEach((text, at) => depth > 17 * (at + 1.6) && context.fillText(text, 6, top + this.row * (at + 1.5), 84));
+      if (!isLow) more.forEach((text, at) => depth > 17 * (at + 1.6) && M.fillFitted(context, text, 6, top + this.row * (at + 1.5), 82));
       context.strokeStyle = this.ink.line;
       context.beginPath();
-      const y0 = Math.round(top - this.rankGap / 2) + 0.5;
-      context.moveTo(0, y0);
+      const y0 = Math.round(edge - this.rankGap / 2) + 0.5;
+      context.moveTo(isLow ? LEFT : 0, y0);
       context.lineTo(this.element.clientWidth, y0);
       if (!this.onlyWork) context.stroke();
     },

@@ -8,13 +8,12 @@
   class TimelineOutline {
     constructor({ meta, arrays }, anchor) {
       this.meta = meta;
-      this.arrays = arrays;
       const shift = Number(BigInt(meta.base_ns) - anchor), count = arrays.start.length;
+      const moved = (times) => times.map((time) => time + shift); // a copy: the loader may give the same again
+      this.arrays = arrays = { ...arrays, start: moved(arrays.start), end: moved(arrays.end) };
       this.rows = meta.ranks.map(() => []);
       const columns = new Map();
       for (let at = 0; at < count; at++) {
-        arrays.start[at] += shift;
-        arrays.end[at] += shift;
         this.rows[arrays.rank[at]].push(at);
         const step = arrays.first_step[at], known = columns.get(step) || { first: step, last: 0, start: Infinity, end: -Infinity };
         known.last = Math.max(known.last, arrays.last_step[at]);
@@ -44,6 +43,7 @@
       const { meta, arrays } = this, kinds = meta.kinds.length, first = arrays.first_step[at], last = arrays.last_step[at];
       const length = arrays.end[at] - arrays.start[at], steps = last - first + 1;
       const names = { compute: "forward and other compute", collective: "waited for collectives", p2p: "waited for messages" };
+      if (Number.isNaN(arrays.share[at * kinds])) return this.unknown(at, base);
       const rows = [["steps", first === last ? first : `${first} to ${last}`], ["time a step", M.duration(length / steps)], ["UTC", M.utc(base, arrays.start[at])]];
       let rest = 1;
       meta.kinds.forEach((kind, number) => {
@@ -52,7 +52,12 @@
         if (share > 0.0005) rows.push([names[kind] || kind, `${(100 * share).toFixed(1)} %`]);
       });
       rows.push(["neither", `${(100 * Math.max(0, rest)).toFixed(1)} %`]);
-      return [`rank ${meta.ranks[arrays.rank[at]]}`, rows, "Double click for its spans"];
+      return [`rank ${meta.ranks[arrays.rank[at]]}`, rows, "Shares of the time, in no order. Double click for its spans"];
+    }
+    unknown(at, base) {
+      const { meta, arrays } = this, first = arrays.first_step[at], last = arrays.last_step[at];
+      const rows = [["steps", first === last ? first : `${first} to ${last}`], ["UTC", M.utc(base, arrays.start[at])]];
+      return [`rank ${meta.ranks[arrays.rank[at]]}`, rows, "What it spent its time on is not stored"];
     }
   }
   M.TimelineOutline = TimelineOutline;
@@ -77,10 +82,12 @@
         context.textAlign = "left";
         context.textBaseline = "middle";
         context.font = (chosen ? "bold " : "") + (tall < 11 ? "9px " : "12px ") + this.font;
-        if (tall >= 8) context.fillText(`${chosen ? "▶ " : ""}rank ${rank}`, 6, top + tall / 2, 70);
+        const twoLines = tall >= 30, middle = top + tall / 2;
+        if (tall >= 8) M.fillFitted(context, `${chosen ? "▶ " : ""}rank ${rank}`, 6, twoLines ? middle - 8 : middle, twoLines ? LEFT - 14 : 70);
         context.font = "12px " + this.font;
         context.fillStyle = this.ink.quiet;
-        if (tall >= 11) context.fillText(meta.places[row], 80, top + tall / 2, LEFT - 86);
+        if (twoLines) M.fillFitted(context, meta.places[row], 6, middle + 8, LEFT - 14);
+        else if (tall >= 11) M.fillFitted(context, meta.places[row], 80, middle, LEFT - 86);
         context.save();
         context.beginPath();
         context.rect(LEFT, AXIS, this.plotWidth, this.height - AXIS);
@@ -98,12 +105,13 @@
         const left = this.x(arrays.start[at]), right = this.x(arrays.end[at]);
         if (right < LEFT || left > LEFT + this.plotWidth) continue;
         const wide = Math.max(1, right - left - (right - left > 3 ? 1 : 0));
-        context.fillStyle = this.ink.missing;
+        const isKnown = !Number.isNaN(arrays.share[at * kinds]);
+        context.fillStyle = isKnown ? this.ink.missing : this.noData;
         context.fillRect(left, top, wide, tall);
         let y = top;
         for (let kind = 0; kind < kinds; kind++) {
           const size = arrays.share[at * kinds + kind] * tall;
-          if (size <= 0) continue;
+          if (!(size > 0)) continue;
           context.fillStyle = paints[kind];
           context.fillRect(left, y, wide, size);
           y += size;

@@ -3,6 +3,7 @@
 (function () {
   const M = window.megascope;
   const MOST_SPANS = 280000, LEAST_STEP_PX = 12, WAIT_MS = 120;
+  const KEPT_ANSWERS = 4; // of 15 MB each at most
 
   class TimelineLoader {
     constructor(timeline) {
@@ -29,21 +30,28 @@
       this.loadLinks(model);
       if (!model.count || this.timeline.coarse) this.wake();
     }
-    // Each address is asked for once, as long as the store stands as it is.
+    // The last answers are kept: a way back asks for nothing.
     fetch(path, changes = {}) {
       const url = new URL(path, this.source);
       this.source.searchParams.forEach((value, name) => url.searchParams.set(name, value));
       for (const [name, value] of Object.entries(changes)) url.searchParams.set(name, value);
       const address = url.pathname + url.search;
-      if (!this.asked.has(address)) {
+      const known = this.asked.get(address);
+      this.asked.delete(address);
+      if (known) this.asked.set(address, known);
+      else {
         const asked = fetch(address, { signal: this.gone.signal }).then(async (answer) => {
           if (!answer.ok) throw new Error((await answer.json()).error);
           return M.unpack(await answer.arrayBuffer());
         });
         asked.catch(() => this.asked.delete(address));
         this.asked.set(address, asked);
+        if (this.asked.size > KEPT_ANSWERS) this.asked.delete(this.asked.keys().next().value);
       }
       return this.asked.get(address);
+    }
+    fetchOutline() {
+      return this.fetch("/data/outline", { v: this.timeline.version });
     }
     async attempt(work) {
       try {
@@ -57,9 +65,7 @@
       this.attempt(async () => {
         const found = await this.fetch("/data/links", { steps: model.meta.range });
         if (this.timeline.model !== model || !model.attach(found)) return;
-        const { leaves } = model.path;
-        if (!found.meta.whole) this.timeline.note("The critical path is sought among the shown ranks only.");
-        if (leaves !== null) this.timeline.note(`The critical path comes from rank ${leaves}, which is not shown: it begins there.`);
+        this.timeline.notePath(found.meta);
         this.timeline.changed();
       });
     }
@@ -68,7 +74,7 @@
       if (this.waking) return;
       this.waking = true;
       this.attempt(async () => {
-        const found = await this.fetch("/data/outline");
+        const found = await this.fetchOutline();
         this.outline = new M.TimelineOutline(found, this.base);
         this.timeline.paints = null;
         this.timeline.woken();

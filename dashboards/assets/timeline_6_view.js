@@ -47,19 +47,27 @@
       this.selected = -1;
       this.loader.prepare(this.model);
       this.coarse = !this.model.count && Boolean(this.outlined);
-      this.note(this.model.meta.absent || "");
+      this.noteSpans();
       this.followAddress();
       this.loader.start(this.model);
     }
+    // Spans of finished steps stay what they are while a run goes on; the whole run does not.
+    mark({ version }) {
+      this.version = version;
+      if (this.ready() && this.coarse) this.loader.wake();
+    }
     followAddress() {
       this.note(this.noted || "");
-      this.seekRank = !M.parameter("scroll");
-      this.scroll = Number(M.parameter("scroll")) || 0; // drawing keeps it within the lanes
+      // Once it has opened, a view without a scroll in its address stays where it is: newer data move nothing.
+      const { rank, ranks } = this.model.meta, shown = `${rank}|${ranks}`, scroll = M.parameter("scroll");
+      this.seekRank = scroll === null && shown !== this.sought;
+      if (scroll !== null || this.seekRank) this.scroll = Number(scroll) || 0; // drawing keeps it within the lanes
+      this.sought = shown;
       this.fit = M.parameter("rows") === "fit";
       this.hidden = new Set((M.parameter("hide") || "").split(",").filter(Boolean));
       const lead = this.isSecond && this.lead();
       if (lead) this.follow(lead);
-      else this.setWindow(...(this.windowFromUrl() || this.wholeWindow()), false);
+      else this.setWindow(...(this.windowFromUrl() || this.wholeWindow()), false, this.windowFromUrl() !== null);
       this.search(M.parameter("find") || "", false);
     }
     // Other spans of the same ranks, from the same anchor: the view stays where it is.
@@ -67,7 +75,7 @@
       this.model = model;
       this.selected = -1;
       this.coarse = false;
-      this.note("");
+      this.noteSpans();
       this.search(M.parameter("find") || "", false);
       this.loader.loadLinks(model);
       this.changed();
@@ -78,9 +86,9 @@
     }
     // The coarse level has come. Without spans it is all there is: the whole run, unless steps or a time are wanted.
     woken() {
+      if (M.parameter("t") && !this.isSecond) this.setWindow(this.from, this.to, false); // now its limits are known
       if (!this.model.count) {
         this.coarse = true;
-        this.seekRank = !M.parameter("scroll");
         if (!M.parameter("t") && !M.parameter("steps") && !this.isSecond) this.setWindow(...this.wholeRun(), false);
         if (M.parameter("steps")) this.home = this.ofSteps(this.model.range) || this.wholeRun();
         if (M.parameter("steps") && !M.parameter("t")) this.setWindow(...this.wholeWindow(), false);
@@ -91,10 +99,27 @@
       const columns = this.outlined.columns.filter((each) => each.last >= first && each.first <= last);
       return columns.length ? [columns[0].start, columns[columns.length - 1].end] : null;
     }
+    noteSpans() {
+      const { absent, missing } = this.model.meta;
+      this.note([absent, missing].filter(Boolean).join(" "));
+    }
+    // Where the critical path runs, in words.
+    notePath({ whole, leaves, shares }) {
+      const ranks = shares.map(([rank, share]) => `rank ${rank} ${Math.round(100 * share)} %`).join(", ");
+      this.noteSpans();
+      this.note([
+        this.noted,
+        ranks && `Critical path: ${ranks}.`,
+        whole ? "" : "It is sought among the shown ranks only.",
+        leaves === null ? "" : `It comes from rank ${leaves}, which is not shown: it begins there.`,
+      ].filter(Boolean).join(" "));
+    }
     note(text) {
       this.noted = text;
+      this.told = this.coarse;
+      const shares = this.coarse ? "Each bar tells how the time of its steps was shared out, not in what order; hatched is waiting." : "";
       const place = document.getElementById(this.isSecond ? "timeline-note-beside" : "timeline-note");
-      if (place) place.textContent = text;
+      if (place) place.textContent = [text, shares].filter(Boolean).join(" ");
     }
 
     // ---- window of time, in ns from the base --------------------------------------------------------------------------
@@ -110,12 +135,14 @@
       const parts = (M.parameter("t") || "").split(":").map(Number);
       return parts.length === 2 && parts.every(Number.isFinite) ? parts.map((seconds) => seconds * 1e9) : null;
     }
-    setWindow(from, to, noted = true) {
+    // `trusted`: the window was inside the run when it was written down; how far the run goes is perhaps not known yet.
+    setWindow(from, to, noted = true, trusted = false) {
       if (this.isSecond) {
         const lead = this.lead(), shift = lead ? lead.origin - this.origin : 0;
         if (lead) return lead.setWindow(from + shift, to + shift, noted);
       }
-      const [low, high] = this.wholeRun(), whole = high - low;
+      const known = trusted && !this.outlined ? [from, to] : this.wholeRun();
+      const [low, high] = known, whole = high - low;
       const size = Math.min(Math.max(to - from, 200), whole * 1.5);
       const start = Math.min(Math.max(from, low - size * 0.5), high - size * 0.5);
       this.place(start, start + size);
@@ -139,7 +166,7 @@
     }
     // A view that follows the newest step would slip away under who has zoomed in: from then on it names its step.
     pin() {
-      if (M.parameter("steps") || !this.model.count) return;
+      if (M.parameter("steps")) return;
       const { rank, axis, range } = this.model.meta;
       M.note({ rank, axis: axis || null, steps: range });
       M.announce();
@@ -155,7 +182,7 @@
       if (!this.loader.outline) {
         this.loader.wake();
         this.loader.attempt(async () => {
-          await this.loader.fetch("/data/outline");
+          await this.loader.fetchOutline();
           setTimeout(() => this.loader.outline && this.setWindow(...this.wholeRun()), 0);
         });
         return;
@@ -243,7 +270,7 @@
       if (mate) mate.follow(lead);
     }
     noteScroll() {
-      M.noteSoon({ scroll: Math.round((this.lead() || this).scroll) || null });
+      M.noteSoon({ scroll: String(Math.round((this.lead() || this).scroll)) });
     }
   }
   M.Timeline = Timeline;

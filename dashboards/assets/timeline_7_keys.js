@@ -25,12 +25,13 @@
       for (const off of this.off || []) off();
     },
     key(event) {
-      if (!this.ready() || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (!this.ready() || event.ctrlKey || event.metaKey || event.altKey || document.getElementById("perfetto")) return;
       const box = document.getElementById("field-find"), help = document.getElementById("keys");
       if (event.target.matches("input, textarea, select")) {
         if (event.key === "Escape") event.target.blur();
         if (event.key === "Enter" && event.target === box) {
           event.preventDefault();
+          M.keepFocus(box.id);
           this.jump(event.shiftKey ? -1 : 1);
         }
         return;
@@ -73,7 +74,10 @@
       this.matches = this.model.find(text);
       this.found = text.trim() ? new Uint8Array(this.model.count) : null;
       for (const span of this.matches) this.found[span] = 1;
-      this.match = -1;
+      if (noted || text.trim() !== this.searched) this.matched = null; // else newer data: the match stays the same span
+      this.searched = text.trim();
+      this.match = this.matched ? this.model.same(this.matched, this.matches) : -1;
+      if (this.match >= 0) this.selected = this.matches[this.match];
       if (this.isSecond) return;
       this.tell(text);
       if (!noted) return;
@@ -93,13 +97,30 @@
       if (!this.matches || !this.matches.length) return;
       const from = this.match < 0 && direction < 0 ? 0 : this.match;
       this.match = (from + direction + this.matches.length) % this.matches.length;
-      const span = this.matches[this.match], lane = this.model.lanes[this.model.arrays.lane[span]];
+      const span = this.matches[this.match];
+      this.matched = this.model.identity(span);
+      const lane = this.model.lanes[this.model.arrays.lane[span]];
       this.scroll = Math.max(0, (lane.top || 0) - 40);
       this.show1(span);
       this.noteScroll();
       this.tell(M.parameter("find") || "found");
     },
   });
+  // The page may be drawn again while somebody types: the new field with that id is where they go on.
+  M.keepFocus = (id) => {
+    const field = document.getElementById(id), until = Date.now() + 3000;
+    if (!field) return;
+    const watch = setInterval(() => {
+      const now = document.getElementById(id), active = document.activeElement;
+      if (Date.now() > until || (active && active !== document.body && active !== now && active !== field)) return clearInterval(watch);
+      if (field.isConnected) return field === active ? null : clearInterval(watch); // left by whoever typed
+      if (!now) return;
+      clearInterval(watch);
+      now.focus();
+      now.setSelectionRange(now.value.length, now.value.length);
+    }, 20);
+  };
+
   M.register("timeline", (element) => new M.Timeline(element));
   M.register("timeline-beside", (element) => new M.Timeline(element, true));
 })();

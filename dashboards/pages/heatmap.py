@@ -25,20 +25,21 @@ from ..heat_data import (
 )
 from ..heat_export import heat_sql
 from ..heat_rows import ORDERS, groups_of
-from ..heat_segments import slowest_by_segment
+from ..heat_segments import SlowestRank, glance_at
 from ..shell import job_controls
 from ..verdicts import FIRST_WAIT_S, marks_of, peer_axis, stragglers_of, verdict_banners
 from ..view import METRICS, OVER, SHAPES, SHOWN, View, moment_text, ranks_text
-from ..workbench import Workbench
+from ..workbench import Latest, Workbench
 from .page import Page
 
-RANKS_LISTED, CELLS_LISTED, SEGMENTS_LISTED = 6, 3, 3
-"""Rows of the three tables, which stand above the fold at 1280x720."""
+RANKS_LISTED, CELLS_LISTED = 6, 3
+"""Rows of the tables, which stand above the fold at 1280x720."""
 
 _STEPLESS = (
     " No span belongs to a step: a column is {:.3g} s of the run. Call megascope.step(n) where each step begins, and "
     "the ranks are compared step by step."
 )
+_WAITING = "A long time here is waiting. The rank that all wait for arrives last, and waits least."
 _TIME = "A time in UTC, such as 2026-01-31 14:05: steps that began {} it"
 
 
@@ -87,7 +88,8 @@ def body(view: View, bench: Workbench) -> Rendered:
     attempt = bench.attempt(view)
     steps = steps_of(bench, attempt, view)
     banners, awaited = verdict_banners(bench, attempt, view, steps=steps)
-    choice = choose(view, bench, attempt)  # after the verdict, which it follows
+    glance = glance_at(bench, attempt, steps, wait_s=FIRST_WAIT_S)
+    choice = choose(view, bench, attempt)  # after the verdict and the glance, which it follows
     matrix = matrix_of(bench, attempt, choice)
     verdict = stragglers_of(bench, attempt, steps, wait_s=0).value
     shown = _shown(attempt, choice)
@@ -111,7 +113,7 @@ def body(view: View, bench: Workbench) -> Rendered:
         ),
         *(hint(text) for text in pruned_texts(bench, attempt, ("events", "rank_windows"), (choice.steps or (0, 0))[0])),
     ]
-    by_segment, more = _by_segment(view, bench, attempt, choice, len(matrix.steps) * matrix.step_width)
+    by_segment, more = _by_segment(view, glance)
     side = html.Div([*_tables(view, bench, attempt, choice, matrix), *by_segment], className="side")
     children = html.Div([html.Div(heat), side], className="split")
     return Rendered(banners, children, max(awaited, more), choice.segment)
@@ -183,7 +185,7 @@ def _bins(matrix: Matrix, choice: HeatChoice) -> str:
 
 def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix) -> list[Component]:
     placement, above = placement_of(bench, attempt), choice.above or SLOW_RATIO
-    unit = "spans" if choice.metric == "count" else "ms"
+    unit, least_first = "spans" if choice.metric == "count" else "ms", choice.is_waiting
     ranks = [
         {
             "rank": _timeline(view, attempt, row["rank"], row["worst_step"], str(row["rank"])),
@@ -194,16 +196,19 @@ def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, 
                 view, attempt, row["rank"], row["worst_step"], f"x{row['worst_ratio']:.2f} at {row['worst_step']}"
             ),
         }
-        for row in worst_ranks(matrix, RANKS_LISTED, above)
+        for row in worst_ranks(matrix, RANKS_LISTED, above, least_first=least_first)
     ]
     if not ranks:
         return _without_peers(view, attempt, matrix, unit)
     heads = {"rank": "rank", "host": "host", "ratio": "mean", "slow": f"≥x{above:.2f}", "worst": "worst step"}
-    cells = worst_cells(matrix, CELLS_LISTED)
+    if least_first:
+        heads |= {"slow": f"≤x{1 / above:.2f}", "worst": "least at step"}
+    cells = worst_cells(matrix, CELLS_LISTED, least_first=least_first)
     return [
-        html.H2("Ranks against their peers"),
+        html.H2("Who waits least comes first" if least_first else "Ranks against their peers"),
+        *([hint(_WAITING)] if least_first else []),
         table(heads, ranks, numbers=("ratio", "slow", "worst"), name="worst-ranks"),
-        html.H2("Worst cells"),
+        html.H2("Least waiting" if least_first else "Worst cells"),
         _cells(view, attempt, cells, {"value": unit, "peers": "peers", "ratio": "ratio", "z": "z"}),
     ]
 
@@ -232,26 +237,27 @@ def _cells(view: View, attempt: Attempt, cells: list[dict[str, float]], heads: d
     return table({"rank": "rank, step", **heads}, rows, numbers=tuple(heads), name="worst-cells")
 
 
-def _by_segment(
-    view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, steps: int
-) -> tuple[list[Component], Awaited]:
-    """The segments at which a rank loses the most, each a way to its picture; worked out in the background."""
-    key = ("by segment", attempt.run, attempt.attempt, *(choice.steps or ()))
-    latest = bench.latest(key, lambda: slowest_by_segment(bench.store, attempt, choice.steps), wait_s=FIRST_WAIT_S)
+def _by_segment(view: View, latest: Latest[list[SlowestRank]]) -> tuple[list[Component], Awaited]:
+    """The segments at which a rank loses the most, each a way to its picture."""
     awaited = Awaited.NOTHING if not latest.stale else Awaited.NEWER if latest.stamp else Awaited.FIRST
     rows = [
         {
-            "segment": dcc.Link(one.segment, href=view.url("/heatmap", segment=one.segment, zoom=None)),
+            "segment": dcc.Link(
+                one.segment, href=view.url("/heatmap", segment=one.segment, zoom=None), title=one.segment
+            ),
             "rank": str(one.rank),
             "ratio": f"x{one.ratio:.2f}",
-            "excess": number(one.excess_ms / max(1, steps), 3),
+            "excess": number(one.excess_ms, 3),
         }
-        for one in (latest.value or [])[:SEGMENTS_LISTED]
+        for one in latest.value or []
     ]
     if not rows:
         return [], awaited
-    heads = {"segment": "segment", "rank": "slowest rank", "ratio": "mean", "excess": "ms more a step"}
-    return [html.H2("By segment"), table(heads, rows, numbers=("rank", "ratio", "excess"), name="by-segment")], awaited
+    heads = {"segment": "segment", "rank": "rank", "ratio": "mean", "excess": "ms more a step"}
+    return [
+        html.H2("By segment (self time)"),
+        table(heads, rows, numbers=("rank", "ratio", "excess"), name="by-segment"),
+    ], awaited
 
 
 def _timeline(view: View, attempt: Attempt, rank: int, step: int, text: str) -> Component:

@@ -13,6 +13,7 @@ from ...heatmap.verdict import describe
 from ..absence import pruned_texts
 from ..components import Rendered, facts, hint, milliseconds, number, table, utc, widget
 from ..curves import Headline, headline
+from ..findings import verdict_details, what_if
 from ..shell import job_controls
 from ..verdicts import culprit_links, stragglers_of, verdict_banners
 from ..view import View
@@ -31,11 +32,14 @@ def body(view: View, bench: Workbench) -> Rendered:
     banners, awaited = verdict_banners(bench, attempt, view, both=True)
     head = bench.cached(("headline", attempt.run, attempt.attempt), lambda: headline(bench.store, attempt))
     cost = bench.cached(("overhead", attempt.run, attempt.attempt), lambda: recording_overhead(bench.store, attempt))
+    verdict = stragglers_of(bench, attempt, wait_s=0).value
     source = view.same_job().url("/data/curves", run=attempt.run, attempt=attempt.attempt)
     children: list[Component] = [
         facts([*_facts(attempt, head), _recording(cost)]),
         *_findings(bench, attempt, view),
+        *what_if(verdict),
         widget("curves", f"{source}&v={bench.stamp()}", height=330),
+        *verdict_details(verdict, attempt, view),
         *(hint(text) for text in pruned_texts(bench, attempt)),
         *_damage(bench),
         *_faults(bench, attempt),
@@ -55,7 +59,7 @@ def _facts(attempt: Attempt, head: Headline) -> list[tuple[str, str, str]]:
         ("grad_norm", "gradient norm", number(head.grad_norm)),
         ("step_time", "step time (median)", milliseconds(head.step_ns)),
         ("ranks", f"ranks with data, {layout}", ranks),
-        ("hosts", "hosts", number(head.hosts)),
+        ("hosts", "host" if head.hosts == 1 else "hosts", number(head.hosts)),
         ("start", f"start, {day} UTC", time),
     ]
 
@@ -81,11 +85,13 @@ def _findings(bench: Workbench, attempt: Attempt, view: View) -> list[Component]
 
 def _recording(cost: RecordingOverhead) -> tuple[str, str, str]:
     """What recording costs a step: as calculated from the cost of a span, and as measured by shadow steps."""
-    measured = "not measured yet"
+    calibrated = None if cost.calibrated_percent is None else _percent(cost.calibrated_percent)
     if cost.percent is not None and cost.low is not None and cost.high is not None:
         measured = f"measured {_percent(cost.percent)} ({_percent(cost.low)} to {_percent(cost.high)})"
-    value = "–" if cost.calibrated_percent is None else _percent(cost.calibrated_percent)
-    return ("recording", f"recording cost of a step; {measured}", value)
+        return ("recording", f"recording cost of a step; {measured}", calibrated or "–")
+    if calibrated is None:
+        return ("recording", "recording cost of a step: unknown", "–")
+    return ("recording", "recording cost of a step, calculated from the cost of a span", calibrated)
 
 
 def _percent(percent: float) -> str:

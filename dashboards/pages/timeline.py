@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from dash import html
 from dash.development.base_component import Component
 
@@ -14,6 +16,8 @@ from ..perfetto import perfetto_folder
 from ..shell import job_controls
 from ..span_beside import beside_of
 from ..span_choice import ALONE, EVERYONE, NEAREST_RANKS, SpanChoice, choose_spans
+from ..span_stamp import has_spans, spans_stamp
+from ..span_steps import step_bounds
 from ..verdicts import verdict_banners
 from ..view import View, moment_text, ranks_text
 from ..workbench import Workbench
@@ -134,12 +138,14 @@ def _began(bench: Workbench, attempt: Attempt) -> str:
 
 def _axes(attempt: Attempt, choice: SpanChoice) -> dict[str, str]:
     groups = {axis: f"its {axis.upper()} group ({_many(size)})" for axis, size in attempt.layout.items() if size > 1}
-    named = {} if choice.axis else {"": f"{len(choice.ranks)} named ranks"}
+    named = {} if choice.axis else {"": f"{len(choice.ranks)} named rank{'s' if len(choice.ranks) != 1 else ''}"}
     everyone = {EVERYONE: f"all ({_many(attempt.world_size)})"} if attempt.world_size else {EVERYONE: "all"}
     return {**named, **groups, **everyone, ALONE: "this rank only"}
 
 
 def _many(size: int) -> str:
+    if size == 1:
+        return "1 rank"
     return f"{size} ranks" if size <= NEAREST_RANKS else f"{NEAREST_RANKS} of {size} ranks"
 
 
@@ -160,18 +166,25 @@ def body(view: View, bench: Workbench) -> Rendered:
         )
         for name, (text, help_text) in SWITCHES.items()
     ]
+    exports = _exports(shown) if has_spans(bench, attempt, choice) else []
     other = beside_of(view)
     height = HEIGHT_PX if other is None else HEIGHT_PX // 2 - 14
     children = [
         html.Div([*legend, *switches], className="legend"),
-        widget("timeline", f"{shown.url('/data/spans')}&v={bench.stamp()}", height=height),
+        _widget("timeline", bench, attempt, choice, height),
         html.Div(id="timeline-note", className="hint"),
         *(_second(other, bench, height) if other is not None else ()),
-        html.Div([*_exports(shown), *_step_links(choice)], className="legend"),
+        html.Div([*exports, *_step_links(choice)], className="legend"),
         hint(_where(bench, attempt, choice)),
         *(hint(text) for text in pruned_texts(bench, attempt, ("events",), choice.steps[0])),
     ]
     return Rendered(banners, children, awaited, str(choice.rank))
+
+
+def _widget(kind: str, bench: Workbench, attempt: Attempt, choice: SpanChoice, height: int) -> Component:
+    """A canvas whose source changes with what its spans depend on, and whose marks tell the store's version."""
+    source = f"{_shown(attempt, choice).url('/data/spans')}&v={spans_stamp(bench, attempt, choice)}"
+    return widget(kind, source, height=height, marks=json.dumps({"version": bench.stamp()}))
 
 
 def _shown(attempt: Attempt, choice: SpanChoice) -> View:
@@ -192,12 +205,11 @@ def _second(other: View, bench: Workbench, height: int) -> list[Component]:
         choice = choose_spans(other, bench, attempt)
     except MegascopeError as error:
         return [hint(f"Nothing can be shown beside it: {error}")]
-    source = f"{_shown(attempt, choice).url('/data/spans')}&v={bench.stamp()}"
     close = html.Button("Close", id="beside-close", type="button", **data(action="timeline-alone"))
     text = f"Beside it: {attempt.run}, attempt {attempt.attempt}, step {choice.steps[0]}, from the same start. "
     return [
         hint(text, close),
-        widget("timeline-beside", source, height=height),
+        _widget("timeline-beside", bench, attempt, choice, height),
         html.Div(id="timeline-note-beside", className="hint"),
     ]
 
@@ -234,17 +246,18 @@ def _where(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> str:
     if choice.group_size > len(choice.ranks):
         group = f"the nearest {len(choice.ranks)} of {choice.group_size} ranks in {group}; name others to see them"
     steps = "step" if choice.steps[0] == choice.steps[1] else "steps"
-    shown = f"Ranks {ranks_text(choice.ranks, 12)} ({group}), {steps} {_range(choice.steps)}"
+    ranks = f"Rank{'s' if len(choice.ranks) != 1 else ''} {ranks_text(choice.ranks, 12)}"
+    shown = f"{ranks} ({group}), {steps} {_range(choice.steps)}"
     return shown + _when(bench, attempt, choice) + "."
 
 
 def _when(bench: Workbench, attempt: Attempt, choice: SpanChoice) -> str:
-    moments = step_moments(bench, attempt)
-    inside = (moments.steps >= choice.steps[0]) & (moments.steps <= choice.steps[1])
-    if not inside.any():
+    bounds = step_bounds(bench, attempt, choice)
+    if bounds is None:
         return ""
-    first, last = int(moments.began_ns[inside].min()), int(moments.ended_ns[inside].max())
-    return f", from {utc(first, seconds_only=False)} to {utc(last, seconds_only=False)}, on the reference host's clock"
+    clock = "on the reference host's clock" if bounds.is_aligned else "by their own clocks where those are not known"
+    first, last = (utc(moment, seconds_only=False) for moment in (bounds.first_ns, bounds.last_ns))
+    return f", from {first} to {last}, {clock}"
 
 
 PAGE = Page("/timeline", "Timeline", frame, body)

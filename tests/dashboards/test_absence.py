@@ -87,7 +87,7 @@ def test_the_timeline_says_whose_spans_are_kept(opened: Opened, tmp_path: Path) 
 def test_the_overview_tells_what_recording_costs(opened: Opened, tmp_path: Path) -> None:
     bench = opened(small_store(tmp_path / "store", ranks=1, steps=4))
     shown = str(overview.PAGE.body(View(), bench).children)
-    assert "recording cost of a step; not measured yet" in shown
+    assert "recording cost of a step, calculated from the cost of a span" in shown
     _, label, value = overview._recording(RecordingOverhead(0.125, -0.004, 0.51, 30, 500.0, 40.0, 1e8, 0.02))
     assert (label, value) == ("recording cost of a step; measured 0.12% (-0.004% to 0.51%)", "0.02%")
     assert overview._recording(RecordingOverhead(None, None, None, 0, None, None, None, None))[2] == "–"
@@ -106,4 +106,6 @@ def test_the_overview_lists_what_the_banner_counts(opened: Opened, tmp_path: Pat
     assert "All 2 findings" in str(rendered.children)
     for rank in factors:
         assert f"Rank {rank} " in str(rendered.children)
-    assert "all findings" in str(HEATMAP.body(View(), bench).banner)
+    banner = str(HEATMAP.body(View(), bench).banner)
+    assert "all 2 findings" in banner
+    assert "below" not in banner, "there is nothing below on this page"

@@ -171,7 +171,7 @@ def test_a_threshold_greys_all_below_it(seen: Visit) -> None:
             const x = Math.floor(plot.x + (10.25 * plot.width) / columns);
             const strip = context.getImageData(x, plot.y, 1, plot.height).data;
             const places = meta.ranks.map((rank, row) => 4 * Math.floor(((row + 0.25) * plot.height) / rows));
-            return [places.map((at) => [...strip.slice(at, at + 3)]), window.megascope.colour("grid")];
+            return [places.map((at) => [...strip.slice(at, at + 3)]), window.megascope.colour("below")];
         }"""
     )
     quiet = [int(grey[at : at + 2], 16) for at in (1, 3, 5)]

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from megascope.collectors.store import Attempt, Store
 from megascope.collectors.writer import TableWriter
 from megascope.dashboards.binary import unpack
+from megascope.dashboards.moments import step_moments
 from megascope.dashboards.pages import PAGES
 from megascope.dashboards.span_choice import choose_spans, group_of, nearest
 from megascope.dashboards.span_data import spans_payload
+from megascope.dashboards.span_steps import step_bounds
 from megascope.dashboards.verdicts import stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
@@ -172,6 +174,20 @@ def test_steps_and_what_is_in_flight_are_on_the_clock_of_the_spans(two_hosts: Wo
     flight_drift_ns = 42
     assert spans == {0: [0.0, 5e7], 1: [drift_ns, 5e7 + flight_drift_ns]}
     assert meta["steps"] == [[0, 0, 0], [1, 0, drift_ns]]
+
+
+def test_moments_of_steps_are_on_the_reference_clock(two_hosts: Workbench) -> None:
+    attempt = two_hosts.store.attempt()
+    moments = step_moments(two_hosts, attempt)
+    raw = two_hosts.store.query("SELECT rank, start_ns, duration_ns FROM steps", attempt=attempt).to_pylist()
+    own = next(row for row in raw if row["rank"] == 0)
+    assert abs(int(moments.began_ns[0]) - own["start_ns"]) < 1000
+    assert abs(int(moments.ended_ns[0]) - own["start_ns"] - own["duration_ns"]) < 1000
+    for rank in (0, 1):
+        bounds = step_bounds(two_hosts, attempt, choose_spans(View(rank=rank, axis="rank"), two_hosts, attempt))
+        assert bounds is not None
+        assert abs(bounds.first_ns - own["start_ns"]) < 1000
+        assert bounds.is_aligned
 
 
 def test_hosts_that_cannot_be_aligned_are_named(tmp_path: Path) -> None:

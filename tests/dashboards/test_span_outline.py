@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 from megascope.collectors.store import Store
 from megascope.dashboards import span_outline
 from megascope.dashboards.binary import unpack
+from megascope.dashboards.span_choice import choose_spans
 from megascope.dashboards.span_outline import KINDS, outline_payload
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
+from megascope.profiler.errors import UsageError
 from support.rollup_store import with_rollups
 from support.span_store import meeting, write_spans
 
@@ -59,6 +62,7 @@ def test_a_long_run_is_shown_in_as_many_columns_as_a_screen_has(
 ) -> None:
     monkeypatch.setattr(span_outline, "MOST_COLUMNS", 3)
     bench = Workbench(Store(benches[0].store.root))
+    choice = choose_spans(View(), bench, bench.attempt(View()))
     meta, arrays = unpack(outline_payload(bench, bench.attempt(View()), View(axis="rank", rank=5)))
     assert meta["width"] == 14
     assert arrays["first_step"].tolist() == [0, 14, 28]
@@ -66,6 +70,9 @@ def test_a_long_run_is_shown_in_as_many_columns_as_a_screen_has(
     monkeypatch.setattr(span_outline, "MOST_SPANS", 10)
     meta, arrays = unpack(outline_payload(bench, bench.attempt(View()), View(axis="rank", rank=3)))
     assert meta["spans_per_step"] is None
-    assert not np.any(arrays["share"]), "too many spans: only how long the steps took"
+    assert np.isnan(arrays["share"]).all(), "too many spans: only how long the steps took"
+    monkeypatch.setattr(span_outline, "choose_spans", lambda *_: replace(choice, ranks=tuple(range(257))))
+    with pytest.raises(UsageError, match="257 ranks; the timeline draws 256"):
+        outline_payload(bench, bench.attempt(View()), View())
     bench.close()
     bench.store.close()

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request
+from playwright.sync_api import Browser
 
 from megascope.collectors.store import Store
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.dashboards.view import moment_text
 from support.page_checks import Visit, check_timeline, drawn_spans, visit, wait_painted
-from support.page_visits import open_timeline
+from support.page_visits import WINDOW, asked_steps, open_timeline, the, wait_for
 from support.rollup_store import with_rollups
-from support.synthetic_store import SyntheticJob, write_synthetic_store
 
 pytestmark = pytest.mark.timeout(120)
 
-WINDOW = "() => { const w = window.megascope.widget('timeline'); return [w.from, w.to]; }"
 
-
-def wait_for(page: Page, expression: str, arg: Any = None) -> None:
-    """Wait until an expression about ``w``, the timeline, holds."""
-    page.wait_for_function(
-        f"(arg) => {{ const w = window.megascope.widget('timeline'); return {expression}; }}", arg=arg
-    )
-
-
-def the(page: Page, expression: str) -> Any:
-    """What an expression about ``w``, the timeline, gives."""
-    return page.evaluate(f"() => {{ const w = window.megascope.widget('timeline'); return {expression}; }}")
+DRAWN_ZERO = """(() => {
+    const context = w.canvas.getContext("2d"), drawn = [], fillText = context.fillText;
+    context.fillText = (text, x) => drawn.push([text, x]);
+    w.draw();
+    context.fillText = fillText;
+    return [drawn.find(([text]) => text === "0")[1], w.x(w.outlined.first)];
+})()"""
+"""Where the axis of time says 0, and where the run starts."""
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +38,20 @@ def rolled_server(slow_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield server
 
 
-def asked(page: Page) -> list[str]:
-    """Steps of all answered requests for spans, in order."""
-    names = page.evaluate("() => performance.getEntriesByType('resource').map((entry) => entry.name)")
-    return [parse_qs(urlsplit(name).query)["steps"][0] for name in names if "/data/spans" in name]
-
-
 def test_moving_on_loads_the_steps_that_come_into_view_and_no_others(slow_visit: Visit, slow_store: Path) -> None:
     page = open_timeline(slow_visit, "?rank=5&axis=dp&steps=3")
-    assert asked(page) == ["3:3"]
+    assert asked_steps(page) == ["3:3"]
     for _ in range(6):
         page.keyboard.press("d")
     wait_for(page, "w.model.range[0] <= 4 && w.model.range[1] >= 4 && w.model.count")
     with Store(slow_store) as store:
         check_timeline(page, store, store.attempt())
-    first, last = the(page, "w.model.range")
-    assert last < 12
-    assert len(asked(page)) == len(set(asked(page)))
+    assert the(page, "w.model.range")[1] < 12
+    assert len(asked_steps(page)) == len(set(asked_steps(page)))
     starts = the(page, "w.model.steps.filter(([rank, step]) => rank === 5 && step === 3).map((row) => row[2])")
-    assert starts == [] or starts == [the(page, "w.origin")], "times still count from the first step"
+    assert starts == [the(page, "w.origin")], "times still count from the first step"
     page.keyboard.press("Home")
     wait_for(page, "w.from <= w.home[0] && w.to >= w.home[1]")
-    assert first >= 0
     slow_visit.check_clean()
 
 
@@ -97,7 +82,20 @@ def test_a_store_of_rollups_alone_shows_what_ranks_spent_their_time_on(
     with visit(browser, rolled_server.url) as seen:
         page = open_timeline(seen, "?rank=5&axis=dp")
         wait_for(page, "w.coarse && w.drawn === 6")
-        assert "No raw spans of these ranks" in page.inner_text("#timeline-note")
+        note = page.inner_text("#timeline-note")
+        assert "No raw spans of these ranks" in note
+        assert "how the time of its steps was shared out, not in what order" in note
+        assert not page.locator("#open-perfetto, [href*='export/timeline']").count(), "nothing to export"
+        zero, start = the(page, DRAWN_ZERO)
+        assert zero == pytest.approx(start, abs=1), "time counts from the start of the run"
+        page.keyboard.press("w")
+        page.wait_for_function("() => /steps=.*t=|t=.*steps=/.test(location.search)")
+        begin = "Number((w.model.base + BigInt(Math.round(w.from))) / 1000n)"
+        before = the(page, begin)
+        page.reload()
+        wait_for(page, "w && w.coarse && w.drawn")
+        assert abs(the(page, begin) - before) < 2, "the address leads to the same moment"
+        page.keyboard.press("o")
         left, top = the(page, "(({ left, top }) => [left, top])(w.canvas.getBoundingClientRect())")
         page.mouse.move(left + 400, top + the(page, "w.coarseTop(0)") + 5)
         page.locator(".tooltip").wait_for()
@@ -211,43 +209,3 @@ def test_times_in_utc_choose_the_steps(slow_visit: Visit, slow_store: Path) -> N
     assert the(page, "w.model.range") == [5, 6]
     assert f"steps 5:6, from {moment_text(begins[0])}" in page.inner_text("main")
     slow_visit.check_clean()
-
-
-def test_the_newest_step_is_followed_until_somebody_zooms_in(browser: Browser, tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    write_synthetic_store(root, SyntheticJob(steps=4, stuck=5))
-    with background_server(root) as server, visit(browser, server.url) as seen:
-        page = open_timeline(seen, "?rank=5&axis=rank")
-        assert the(page, "w.model.range") == [3, 3]
-        write_synthetic_store(root, SyntheticJob(steps=6, first_step=4, stuck=5))
-        wait_for(page, "w.model.range[0] === 5")
-        page.keyboard.press("w")
-        page.wait_for_function("() => location.search.includes('steps=5') && location.search.includes('t=')")
-        window = page.evaluate(WINDOW)
-        before = the(page, "w.element.dataset.source")
-        write_synthetic_store(root, SyntheticJob(steps=8, first_step=6, stuck=5))
-        wait_for(
-            page, "w.element.dataset.source !== arg && w.element.dataset.painted === w.element.dataset.source", before
-        )
-        assert the(page, "w.model.range") == [5, 5]
-        assert page.evaluate(WINDOW) == pytest.approx(window, abs=2)
-        seen.check_clean()
-
-
-def test_perfetto_opens_with_the_trace_and_reaches_no_other_host(browser: Browser, slow_server: RunningServer) -> None:
-    with visit(browser, slow_server.url) as seen:
-        outside: list[str] = []
-
-        def on_finished(request: Request) -> None:
-            if not request.url.startswith((seen.base, "data:", "blob:")):
-                outside.append(request.url)
-
-        seen.page.on("requestfinished", on_finished)
-        page = open_timeline(seen, "?rank=5&axis=dp&steps=3")
-        page.click("#open-perfetto")
-        page.wait_for_selector("#perfetto[data-sent]")
-        assert int(page.get_attribute("#perfetto", "data-bytes") or 0) > 1000
-        page.frame_locator("#perfetto iframe").locator("text=/rank 5 pp1/").first.wait_for()
-        page.click("text=Back to the timeline")
-        assert not page.locator("#perfetto").count()
-        assert outside == []

@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megascope.collectors.store import Store
@@ -104,6 +106,53 @@ def test_a_slow_analysis_runs_once_at_a_time_and_its_last_result_stays(growing: 
         older = bench.latest("slow", slow)
         assert (older.value, older.stale, older.stamp) == (2, True, later.stamp)
         bench.close()
+
+
+def test_what_was_asked_for_last_runs_first_and_what_nobody_waits_for_never(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workbench, "ABANDONED_S", 0.2)
+    release, ran = threading.Event(), []
+
+    def analysis(name: str) -> Callable[[], str]:
+        def compute() -> str:
+            ran.append(name)
+            release.wait(5)
+            return name
+
+        return compute
+
+    bench.latest("first", analysis("first"))
+    while not ran:
+        time.sleep(0.01)
+    bench.latest("abandoned", analysis("abandoned"))
+    time.sleep(0.3)
+    for name in ("older", "newer"):
+        bench.latest(name, analysis(name))
+    release.set()
+    assert bench.latest("older", analysis("older again"), wait_s=0).value is None
+    bench.latest("newer", analysis("newer"), wait_s=5)
+    assert bench.latest("older", analysis("older"), wait_s=5).value == "older again"
+    assert ran[:2] == ["first", "newer"]
+    assert "abandoned" not in ran
+    assert bench.latest("abandoned", analysis("abandoned"), wait_s=5).value == "abandoned", "asked for again, it runs"
+
+
+def test_results_are_kept_by_their_bytes(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "CACHED_BYTES", 3_000_000)
+    calls: list[str] = []
+
+    def large(name: str) -> dict[str, np.ndarray]:
+        calls.append(name)
+        return {"values": np.zeros(125_000)}
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        bench.cached(name, partial(large, name))
+    assert calls == ["a", "b", "c", "b"], "of three only two have room; the one that was used longest ago goes"
+    for number in range(200):
+        bench.cached(("small", number), lambda: 1)
+    bench.cached("b", lambda: large("b"))
+    assert calls.count("b") == 2, "small ones take no place"
 
 
 def test_a_failed_analysis_keeps_the_last_value_and_says_why(growing: Path) -> None:
