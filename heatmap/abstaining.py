@@ -20,6 +20,9 @@ MAX_HIDING = 8
 MAX_VISIBLE_RATIO = 1.5
 """Noise that hides slow-downs of this size forbids the word healthy."""
 
+HIDDEN = 0.02
+"""What noise hides beyond the bar is told from this on."""
+
 _ROLLUPS_READ = (
     "rollups over {} steps were compared instead of single spans ({}): chunks are not told apart, and who arrives late "
     "in a segment is not looked at"
@@ -90,11 +93,10 @@ def data_missing(seen: Observations, thresholds: Thresholds) -> list[Abstention]
     width = seen.source.step_width
     if len(seen.steps) < thresholds.healthy_steps and seen.cells:
         needed = thresholds.healthy_steps * width
-        reason = f"only {len(seen.steps) * width} steps after warm-up, at least {needed} are needed"
+        reason = f"only {counted(len(seen.steps) * width, 'step')} after warm-up, at least {needed} are needed"
         reasons.append(Abstention("steps", reason))
     if seen.missing_count:
-        named = f" (rank {', '.join(str(rank) for rank in seen.missing[:8])})" if seen.missing else ""
-        reasons.append(Abstention("coverage", f"{seen.missing_count} ranks of the job have no data{named}"))
+        reasons.append(Abstention("coverage", _without_data(seen)))
     reasons += _stages_on_one_host(seen)
     reasons += [one for one in _unmeasured(seen, is_main=True) if seen.cells]
     if len(seen.ranks) == 1:
@@ -107,6 +109,23 @@ def data_missing(seen: Observations, thresholds: Thresholds) -> list[Abstention]
         )
         reasons.append(Abstention("communication", reason))
     return reasons
+
+
+def _without_data(seen: Observations) -> str:
+    """Which ranks are missing: not recorded at all, or recorded without work that could be compared."""
+    shown = ", ".join(str(rank) for rank in seen.missing[:8]) + (", ..." if len(seen.missing) > 8 else "")
+    unknown, idle = seen.missing_count - len(seen.missing), len(seen.missing)
+    if not idle:
+        return f"{counted(unknown, 'rank')} of the job {'has' if unknown == 1 else 'have'} no data"
+    parts = [f"{counted(idle, 'rank')} of the job {'has' if idle == 1 else 'have'} no timed work (rank {shown})"]
+    if unknown:
+        parts.append(f"{unknown} more {'was' if unknown == 1 else 'were'} not recorded at all")
+    return ", ".join(parts)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: 1 step, 2 steps."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _no_cells(seen: Observations) -> Abstention:
@@ -138,15 +157,41 @@ def _stages_on_one_host(seen: Observations) -> list[Abstention]:
     ]
 
 
+def visible_ratio(judgements: dict[tuple[str, str], SegmentJudgement], thresholds: Thresholds) -> float | None:
+    """Ratio from which on a rank would have been named, whatever main segment of work it is slow in; None if none was
+    judged. What costs little has to be slower to matter."""
+    ratios = [
+        max(one.visible_ratio, 1 + thresholds.min_excess_share / one.cost_share)
+        for one in _main(judgements).values()
+        if one.visible_ratio is not None
+    ]
+    return round(max(ratios), 4) if ratios else None
+
+
+def hidden_below(judgements: dict[tuple[str, str], SegmentJudgement], thresholds: Thresholds) -> list[Abstention]:
+    """Main segments whose noise hides more than the bar does; none of it forbids the word healthy."""
+    return [
+        Abstention(name, f"a rank slower than its peers by less than x{one.visible_ratio:.2f} would not have shown")
+        for (name, _), one in _main(judgements).items()
+        if one.visible_ratio is not None and thresholds.min_ratio + HIDDEN < one.visible_ratio <= MAX_VISIBLE_RATIO
+    ]
+
+
+def _main(judgements: dict[tuple[str, str], SegmentJudgement]) -> dict[tuple[str, str], SegmentJudgement]:
+    """Segments of work that make up much of the step; checkpoints are not taken in every step."""
+    return {
+        key: one
+        for key, one in judgements.items()
+        if key[1] != SegmentKind.CHECKPOINT and one.cost_share >= MAIN_SEGMENT_SHARE
+    }
+
+
 def not_judged(judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations) -> list[Abstention]:
     """Reasons against the word healthy that lie in what could be compared."""
     if len(seen.ranks) == 1:
         return []
     reasons = []
-    compared = {key: one for key, one in judgements.items() if key[1] != SegmentKind.CHECKPOINT}
-    main = {key: one for key, one in compared.items() if one.cost_share >= MAIN_SEGMENT_SHARE}
-    if not main:
-        main = judgements
+    main = _main(judgements) or judgements
     for (name, _), one in main.items():
         if one.visible_ratio is None:
             continue

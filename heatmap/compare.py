@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from .detect import (
 )
 from .peers import FloatArray, IntArray, has_values, peer_counts, row_median
 from .recurring import find_recurring, with_gaps
+from .stretches import further_stretches, together
 from .thresholds import Thresholds
 from .verdict import Pattern
 
@@ -42,14 +44,17 @@ class Comparison:
     raised: tuple[Raised, ...]
     excluded: npt.NDArray[np.bool_]
     hiding: tuple[Raised, ...] = ()
+    light: tuple[Raised, ...] = ()
+    """Stretches that have ended and cost too little at this segment alone."""
 
 
 def typical_excess(one: Raised, comparison: Comparison) -> float:
-    """Median excess over the peers in the stretch, milliseconds per step."""
+    """Excess over the peers in the stretch, milliseconds per step: the median; of bursts the mean."""
     inside = slice(one.first, one.last + 1)
     excess = (comparison.own - comparison.peers)[one.row, inside]
     usable = excess[np.isfinite(excess)]
-    return float(np.median(usable)) if len(usable) else 0.0
+    typical = np.mean if one.pattern == Pattern.INTERMITTENT else np.median
+    return float(typical(usable)) if len(usable) else 0.0
 
 
 def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, thresholds: Thresholds) -> Comparison | None:
@@ -68,10 +73,10 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
     own, peers = own * spans, peers * spans  # per step from here on
     counts = peer_counts(roles, has_values(logs))
     bar = _Bar(logs, roles, counts, thresholds)
-    passed = [one for one in _candidates(logs, noise, thresholds) if bar.is_passed_by(one)]
-    raised = [one for one in passed if bar.is_long(one)]
-    if cells.step_width == 1:
-        raised = [with_gaps(one, logs[one.row], noise) for one in raised]
+    candidates = _candidates(logs, noise, thresholds)
+    passed = [one for one in candidates if bar.is_passed_by(one)]
+    raised = _raised(passed, logs, noise, bar, cells.step_width, thresholds)
+    raised = [with_gaps(one, logs[one.row], noise, cells.step_width) for one in raised]
     rows = {one.row for one in raised}
     raised += [one for one in find_bursts(logs, noise) if one.row not in rows and counts[one.row] > 0]
     rows = {one.row for one in raised}
@@ -92,7 +97,17 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
             or is_heavy(_widened(one, logs), own - peers, step_ms, thresholds, int(counts[one.row]))
         )
     ]
-    return Comparison(own, peers, logs, noise, tuple(heavy), excluded, tuple(hiding))
+    costs = [one for one in raised if one.row not in accused and _excess_share(one, own - peers, step_ms) > 0]
+    light = [one for one in costs if _excess_share(one, own - peers, step_ms) >= thresholds.min_excess_share]
+    rows = {one.row for one in passed} | accused
+    hiding += [
+        one
+        for one in candidates
+        if one.row not in rows
+        and bar.is_passed_by(one, is_steady=False)
+        and is_heavy(one, own - peers, step_ms, thresholds, int(counts[one.row]))
+    ]
+    return Comparison(own, peers, logs, noise, tuple(heavy), excluded, tuple(hiding), tuple(light))
 
 
 def _log_ratio(own: FloatArray, peers: FloatArray) -> FloatArray:
@@ -108,10 +123,44 @@ def _candidates(logs: FloatArray, noise: Noise, thresholds: Thresholds) -> list[
         peaks = peak_levels(logs[usable], window, math.log(min(thresholds.min_ratio, thresholds.many_ratio)))
         for at in np.flatnonzero(np.isfinite(peaks)):
             row = int(usable[at])
-            found = find_raised(row, logs[row], noise, float(peaks[at]), CANDIDATE_Z, thresholds.end_slack)
-            if found is not None and (row not in best or found.z > best[row].z):
+            found = _stretch(row, logs[row], noise, float(peaks[at]), thresholds)
+            if found is not None and (row not in best or _rank(found, thresholds) > _rank(best[row], thresholds)):
                 best[row] = found
     return [best[row] for row in sorted(best)]
+
+
+def _stretch(row: int, logs: FloatArray, noise: Noise, peak: float, thresholds: Thresholds) -> Raised | None:
+    """The surest stretch of a row [S] from a running median of ``peak`` on; of one that comes and goes, a burst."""
+    found = find_raised(row, logs, noise, peak, CANDIDATE_Z, thresholds.end_slack)
+    if found is None or found.share_beyond >= thresholds.min_share_beyond:
+        return found
+    return find_raised(row, logs, noise, peak, CANDIDATE_Z, thresholds.end_slack, is_held=True) or found
+
+
+def _rank(one: Raised, thresholds: Thresholds) -> tuple[bool, float]:
+    """What stretches of one row are chosen by: a steady one before one that is not, then the surest."""
+    return one.share_beyond >= thresholds.min_share_beyond, one.z
+
+
+def _raised(
+    passed: list[Raised], logs: FloatArray, noise: Noise, bar: _Bar, width: int, thresholds: Thresholds
+) -> list[Raised]:
+    """Of stretches that stand out, those that are long enough: by themselves, or with others of their row."""
+
+    def search(row: int, left: FloatArray) -> Raised | None:
+        found = _candidates(left[None, :], noise, thresholds)
+        one = replace(found[0], row=row) if found else None
+        return one if one is not None and bar.is_passed_by(one) else None
+
+    result = []
+    for one in passed:
+        more = further_stretches(one, logs[one.row], partial(search, one.row))
+        several = together([one, *more], logs[one.row], width) if more else None
+        if several is not None and bar.is_long_together([one, *more]):
+            result.append(several)
+        elif bar.is_long(one):
+            result.append(one)
+    return result
 
 
 def _excluded(candidates: list[Raised], logs: FloatArray, roles: IntArray) -> npt.NDArray[np.bool_]:
@@ -157,14 +206,20 @@ class _Bar:
         peers = int(self._counts[one.row])
         return one.last - one.first + 1 >= self._thresholds.needed_length(math.exp(one.effect), one.to_the_end, peers)
 
-    def is_passed_by(self, one: Raised) -> bool:
-        """Whether a candidate stands out, however short; what costs least is asked first."""
+    def is_long_together(self, stretches: list[Raised]) -> bool:
+        """Whether several stretches of a row are long enough together, as one that has ended has to be."""
+        peers, ratio = int(self._counts[stretches[0].row]), math.exp(min(one.effect for one in stretches))
+        length = sum(one.last - one.first + 1 for one in stretches)
+        return length >= self._thresholds.needed_length(ratio, False, peers)
+
+    def is_passed_by(self, one: Raised, *, is_steady: bool = True) -> bool:
+        """Whether a candidate stands out, however short, and in how many of its steps; what costs least comes first."""
         limit, peers, length = self._thresholds, int(self._counts[one.row]), one.last - one.first + 1
         return bool(
             peers > 0
             and one.effect >= math.log(limit.least_ratio(peers))
             and one.z >= limit.needed_z(self._usable, self._logs.shape[1], length, one.to_the_end)
-            and one.share_beyond >= limit.min_share_beyond
+            and (one.share_beyond >= limit.min_share_beyond) == is_steady
             and one.effect / self._spread_around(one) >= limit.min_between
         )
 

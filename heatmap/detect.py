@@ -27,6 +27,18 @@ MAD_TO_SIGMA = 1.4826
 MIN_BURSTS = 5
 """Runs of raised steps that make a pattern."""
 
+BURSTS_Z = 7.0
+"""How surely a row must have more of them than the others: what comes and goes comes by chance more often than not."""
+
+HELD_LEVEL = 0.65
+"""Share of a known effect that parts loud from quiet, where bursts are to be told apart."""
+
+LASTING = 1.1
+"""Noise of long blocks that is so many times what short ones lead to expect lasts longer than these."""
+
+MANY_ROWS = 12
+"""Fewer rows have too few long blocks to tell, and one slow rank among them would pass for noise."""
+
 MIN_BURST_SHARE = 0.12
 """Share of raised steps from which on bursts are looked at: 12 of 100 steps where 2 are usual come up by chance on one
 rank in a million."""
@@ -72,14 +84,21 @@ def measure_noise(logs: FloatArray) -> Noise | None:
     finite = np.isfinite(logs)
     if finite.sum() < 8 or logs.shape[1] < 4:
         return None
-    center = row_median(logs)[:, None]
-    step = spread((logs - center)[finite])
-    block = max(4, logs.shape[1] // 8)
+    step = spread((logs - row_median(logs)[:, None])[finite])
+    short, long = max(4, logs.shape[1] // 8), max(4, logs.shape[1] // 4)
+    of_short, of_long = _of_blocks(logs, short, step), _of_blocks(logs, long, step)
+    if len(logs) >= MANY_ROWS and of_long * math.sqrt(long) > LASTING * of_short * math.sqrt(short):
+        return Noise(step, of_long, long)
+    return Noise(step, of_short, short)
+
+
+def _of_blocks(logs: FloatArray, block: int, step: float) -> float:
+    """Spread of the medians of blocks of so many steps about their row's own median."""
     medians = [row_median(logs[:, at : at + block]) for at in range(0, logs.shape[1] - block + 1, block)]
-    strays = np.stack(medians, axis=1) - center
+    strays = np.stack(medians, axis=1) - row_median(logs)[:, None]
     own = strays[np.isfinite(strays)]
     white = 1.2533 * step / math.sqrt(block)
-    return Noise(step, max(spread(own) if len(own) else white, white, 1e-4), block)
+    return max(spread(own) if len(own) else white, white, 1e-4)
 
 
 def spread(values: FloatArray) -> float:
@@ -140,20 +159,30 @@ def _running_count(flags: BoolArray, window: int, stride: int) -> IntArray:
 
 
 def find_raised(
-    row: int, logs: FloatArray, noise: Noise, start_effect: float, z: float = 5.0, end_slack: int = 2
+    row: int,
+    logs: FloatArray,
+    noise: Noise,
+    start_effect: float,
+    z: float = 5.0,
+    end_slack: int = 2,
+    *,
+    is_held: bool = False,
 ) -> Raised | None:
     """The stretch in which one row [S] is raised most surely, or None if its best is not raised at all.
 
     For a shift of known size e the most likely stretch maximises the sum of (y - e/2): found in one pass, then
-    again with the e that it shows. Values are clipped at 2e, so that one stall is not taken for a level.
+    again with the e that it shows. Values are clipped at 2e, so that one stall is not taken for a level. If it is held,
+    e stays as given, and quiet steps weigh more: of a row that comes and goes, a single burst is found, and not all of
+    them with half the effect.
     """
     known = np.flatnonzero(np.isfinite(logs))
     values = logs[known]
     effect, first, last = start_effect, 0, len(values) - 1
-    for _ in range(3):
+    for _ in range(1 if is_held else 3):
         if effect <= 0 or not len(values):
             return None
-        first, last = _best_stretch(np.clip(values, -2 * effect, 2 * effect) - effect / 2)
+        level = HELD_LEVEL if is_held else 0.5
+        first, last = _best_stretch(np.clip(values, -2 * effect, 2 * effect) - level * effect)
         effect = float(np.median(values[first : last + 1]))
     if effect <= 0:
         return None
@@ -207,7 +236,7 @@ def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.2) -> list[
             _beyond(by_runs, row, 3 / counts[row]) if by_runs[row] >= 0.1 else 0.0,
             _beyond(by_steps, row, length / counts[row]) if length <= counts[row] / 4 else 0.0,
         )
-        if z >= 5:
+        if z >= BURSTS_Z:
             at = np.flatnonzero(hits[row])
             effect, share = float(np.median(logs[row][at])), float(max(by_runs[row], by_steps[row]))
             first, last = int(at[0]), int(at[-1])
@@ -234,14 +263,15 @@ def find_stalls(own_ms: FloatArray, peers_ms: FloatArray, step_ms: FloatArray, m
     return result
 
 
-def smallest_visible_ratio(noise: Noise, levels: FloatArray, steps: int, thresholds: Thresholds) -> float:
+def smallest_visible_ratio(noise: Noise, levels: FloatArray, steps: int, thresholds: Thresholds, peers: int) -> float:
     """Ratio from which on a chronic slow-down over all steps would have been named, given the noise.
 
-    ``levels`` [R] are the ranks' median log-ratios: their spread hides what is smaller.
+    ``levels`` [R] are the ranks' median log-ratios: their spread hides what is smaller. ``peers`` is how many the rank
+    with the fewest has.
     """
     between = spread(levels[np.isfinite(levels)])
     effect = max(
-        math.log(thresholds.min_ratio),
+        math.log(thresholds.least_ratio(peers)),
         thresholds.needed_z(len(levels), steps, steps, True) * noise.standard_error(steps),
         thresholds.min_between * between,
     )

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..collectors.store import Attempt, Store
 from ..collectors.verdicts import Evidence
 from ..collectors.views import identifier, literal
 from .judge import Finding
+from .peers import Placement
+from .peers_sql import ranks_condition
 from .verdict import Pattern
 
 
 def gather_evidence(
-    store: Store, attempt: Attempt, finding: Finding, *, is_brief: bool = False
+    store: Store, attempt: Attempt, finding: Finding, placement: Placement, *, is_brief: bool = False
 ) -> tuple[Evidence, ...]:
     """Own time beside the peers', the ratio, and whether the others waited; if brief, the ratio alone.
 
     What has no answer is left out.
     """
+    peers = ranks_condition("e.rank", finding.peers, placement, attempt)
     built = (_ratio,) if is_brief else (_time, _ratio, _waiting, _last_to_arrive)
-    return tuple(evidence for make in built if (evidence := make(store, attempt, finding)) is not None)
+    return tuple(evidence for make in built if (evidence := make(store, attempt, finding, peers)) is not None)
 
 
 def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
@@ -37,20 +38,24 @@ def _spans(attempt: Attempt, columns: str, condition: str) -> str:
     )
 
 
-def _when(finding: Finding, ranks: Iterable[int]) -> str:
+def _when(finding: Finding, who: str) -> str:
     first, last = finding.steps
-    return f"e.step BETWEEN {first} AND {last} AND e.rank IN ({', '.join(str(rank) for rank in ranks)})"
+    return f"e.step BETWEEN {first} AND {last} AND {who}"
 
 
-def _cells(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
+def _itself(finding: Finding) -> str:
+    return f"e.rank IN ({finding.rank})"
+
+
+def _cells(attempt: Attempt, finding: Finding, who: str) -> str:
     """Mean time of a span, and their number, by rank, step and chunk."""
-    condition = f"{_when(finding, ranks)} AND s.name = {literal(finding.segment)} AND e.status = 'ok'"
+    condition = f"{_when(finding, who)} AND s.name = {literal(finding.segment)} AND e.status = 'ok'"
     columns = "e.rank, e.step, coalesce(e.chunk, 0) AS chunk, avg(e.self_ns) / 1e6 AS ms, count(*) AS n"
     return f"{_spans(attempt, columns, condition)} GROUP BY ALL"
 
 
-def _per_span(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
-    inner = f"SELECT sum(ms * n) / sum(n) AS ms FROM ({_cells(attempt, finding, ranks)}) GROUP BY rank, step"
+def _per_span(attempt: Attempt, finding: Finding, who: str) -> str:
+    inner = f"SELECT sum(ms * n) / sum(n) AS ms FROM ({_cells(attempt, finding, who)}) GROUP BY rank, step"
     return f"SELECT {_typical(finding)}(ms) FROM ({inner})"
 
 
@@ -59,9 +64,9 @@ def _typical(finding: Finding) -> str:
     return "avg" if finding.pattern == Pattern.INTERMITTENT else "median"
 
 
-def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
-    sql = _per_span(attempt, finding, [finding.rank])
-    own, peers = _value(store, attempt, sql), _value(store, attempt, _per_span(attempt, finding, finding.peers))
+def _time(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> Evidence | None:
+    sql = _per_span(attempt, finding, _itself(finding))
+    own, peers = _value(store, attempt, sql), _value(store, attempt, _per_span(attempt, finding, peers_are))
     if own is None or peers is None:
         return None
     typical = _MEAN[_typical(finding)]
@@ -72,12 +77,12 @@ def _time(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
     return Evidence(statement, own, peers, "events", sql)
 
 
-def _ratio(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
+def _ratio(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> Evidence | None:
     """The culprit's own yardstick: each chunk against the peers' median of the same chunk, weighted by its spans."""
     sql = (
         f"SELECT exp({_typical(finding)}(ln(ratio))) FROM (SELECT sum(own.ms * own.n) / sum(peers.ms * own.n) AS ratio "
-        f"FROM ({_cells(attempt, finding, [finding.rank])}) own JOIN (SELECT step, chunk, median(ms) AS ms "
-        f"FROM ({_cells(attempt, finding, finding.peers)}) GROUP BY step, chunk) peers USING (step, chunk) "
+        f"FROM ({_cells(attempt, finding, _itself(finding))}) own JOIN (SELECT step, chunk, median(ms) AS ms "
+        f"FROM ({_cells(attempt, finding, peers_are)}) GROUP BY step, chunk) peers USING (step, chunk) "
         f"GROUP BY step) WHERE ratio > 0"
     )
     value = _value(store, attempt, sql)
@@ -90,26 +95,26 @@ def _ratio(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
     )  # fmt: skip
 
 
-def _waiting(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
+def _waiting(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> Evidence | None:
     """Communication times contain waiting, so they accuse nobody; but whom the others wait for waits least."""
 
-    def sql(ranks: Iterable[int]) -> str:
-        condition = f"{_when(finding, ranks)} AND s.kind IN ('collective', 'p2p')"
+    def sql(who: str) -> str:
+        condition = f"{_when(finding, who)} AND s.kind IN ('collective', 'p2p')"
         waits = _spans(attempt, "e.rank, e.step, sum(e.exposed_ns) / 1e6 AS ms", condition)
         return f"SELECT median(ms) FROM ({waits} GROUP BY ALL)"
 
-    own = _value(store, attempt, sql([finding.rank]))
-    peers = _value(store, attempt, sql(finding.peers))
+    own = _value(store, attempt, sql(_itself(finding)))
+    peers = _value(store, attempt, sql(peers_are))
     if own is None or peers is None:
         return None
     more = peers - own
     statement = f"it waits {own:.1f} ms per step for communication, its {_count(finding)} {peers:.1f} ms: " + (
         f"they wait {more:.1f} ms longer" if more > 0 else "they do not wait longer"
     )
-    return Evidence(statement, own, peers, "events", sql([finding.rank]))
+    return Evidence(statement, own, peers, "events", sql(_itself(finding)))
 
 
-def _last_to_arrive(store: Store, attempt: Attempt, finding: Finding) -> Evidence | None:
+def _last_to_arrive(store: Store, attempt: Attempt, finding: Finding, _: str) -> Evidence | None:
     """Share of the collectives of one host in which this rank began last; by chance it is one over the group's size.
 
     Left out where it is not clearly more: that neither accuses nor clears anyone.

@@ -19,6 +19,9 @@ MIN_ERRORS = 4.0
 GROWTH_SIGNAL = "step-time"
 """What an abstention for growing steps is called."""
 
+MAX_LAG = 4
+"""Steps lie so far apart at most whose differences are taken for noise."""
+
 MIN_COLUMNS = 3
 """Columns that stand for either end, however few there are."""
 
@@ -43,8 +46,9 @@ class Growth:
 def find_growth(step_ms: FloatArray, steps: IntArray) -> Growth | None:
     """Whether steps [S] are longer at the end than at the beginning; None too where too few are known.
 
-    The noise is taken from differences between neighbours, which a slow growth hardly moves; the standard error of a
-    median of n values is 1.2533 sigma / sqrt(n).
+    The noise is taken from differences between steps close to each other, which a slow growth hardly moves: of the lag
+    at which they are least, for a step that takes longer every second or third time is no noise. The standard error of
+    a median of n values is 1.2533 sigma / sqrt(n).
     """
     known = np.isfinite(step_ms) & (step_ms > 0)
     logs, at = np.log(step_ms[known]), steps[known]
@@ -52,9 +56,14 @@ def find_growth(step_ms: FloatArray, steps: IntArray) -> Growth | None:
     if len(logs) < 3 * ends:
         return None
     early, late = float(np.median(logs[:ends])), float(np.median(logs[-ends:]))
-    sigma = 1.4826 * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
+    sigma = min(_noise_at(logs, lag) for lag in range(1, min(MAX_LAG, len(logs) - 1) + 1))
     error = 1.2533 * sigma * math.sqrt(2 / ends)
     if late - early <= max(math.log(MIN_GROWTH), MIN_ERRORS * error):
         return None
     above = np.cumsum((logs - (early + late) / 2)[::-1])[::-1]  # the end that is longer by most, taken together
     return Growth(math.exp(late - early), int(at[int(np.argmax(above))]))
+
+
+def _noise_at(logs: FloatArray, lag: int) -> float:
+    """Robust deviation of one step from steps that are so many apart, as a log-ratio."""
+    return 1.4826 * float(np.median(np.abs(logs[lag:] - logs[:-lag]))) / math.sqrt(2)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..profiler.vocabulary import SegmentKind
 from .cells import SegmentCells
 from .compare import Comparison, compare, typical_excess
 from .detect import Raised, smallest_visible_ratio, spread_of_others, usable_rows
 from .inside import look_inside
 from .observations import Observations
-from .peers import FloatArray, IntArray, has_values, refine, row_median
+from .peers import FloatArray, IntArray, has_values, peer_counts, refine, row_median
 from .synchrony import MeasuredWaiting
 from .thresholds import Thresholds
 from .verdict import Abstention, Pattern
@@ -70,6 +71,8 @@ class SegmentJudgement:
     """Ranks that are raised in too few averaged columns to be accused, and in too many to be called healthy."""
     comparison: Comparison | None = None
     """What the ranks were compared by; None where it may hide waiting, so that nothing follows from it."""
+    light: tuple[Finding, ...] = ()
+    """Delays that have ended, and cost too little at this segment alone."""
 
 
 def measured_waiting(seen: Observations) -> MeasuredWaiting | None:
@@ -96,7 +99,8 @@ def judge_segment(
     if comparison is None:
         needed = thresholds.min_steps * cells.step_width
         reason = f"fewer than two ranks of a stage have {needed} measured steps of it"
-        return SegmentJudgement((), (Abstention(cells.name, reason),), None, cost, frozenset())
+        alone = _without_company(cells, roles, seen, thresholds)
+        return SegmentJudgement((), (Abstention(cells.name, reason),), None, cost, frozenset(), alone)
     notes: list[Abstention] = []
     split = _role_effect(comparison, cells, roles, seen)
     if split is not None:
@@ -117,17 +121,30 @@ def judge_segment(
         levels[mirrored if mirrored.sum() <= 2 else [one.row]] = np.nan
     visible = None
     if not sifted.is_blind and len(usable):
-        visible = smallest_visible_ratio(comparison.noise, levels, comparison.logs.shape[1], thresholds)
+        fewest = int(peer_counts(roles, has_values(comparison.logs))[usable].min())
+        visible = smallest_visible_ratio(comparison.noise, levels, comparison.logs.shape[1], thresholds, fewest)
     findings = tuple(_finding(one, comparison, cells, roles, seen) for one in sifted.raised)
+    light: tuple[Finding, ...] = ()
+    if comparison.light:
+        also = sift(replace(comparison, raised=comparison.light), cells, roles, seen, waiting)
+        light = tuple(_finding(one, comparison, cells, roles, seen) for one in also.raised)
     compared = frozenset(int(cells.ranks[row]) for row in usable)
-    hiding = tuple(_hiding(one, cells, seen) for one in comparison.hiding)
+    hiding = [_hiding(one, cells, seen) for one in comparison.hiding]
+    hiding += _without_company(cells, roles, seen, thresholds)
     seen_through = None if sifted.is_blind else comparison
-    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, hiding, seen_through)
+    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, tuple(hiding), seen_through, light)
 
 
 def _hiding(one: Raised, cells: SegmentCells, seen: Observations) -> Abstention:
-    """A stretch of averaged columns that may be a slow rank or not."""
+    """A stretch that may be a slow rank or not: of averaged columns, or of steps that are now slow and now not."""
     first, last = _steps(one, cells, seen)
+    if cells.step_width == 1:
+        reason = (
+            f"rank {int(cells.ranks[one.row])} takes x{math.exp(one.effect):.2f} of its peers' time in steps {first} "
+            f"to {last}, but only in {one.share_beyond:.0%} of them: not steadily enough to accuse it, too often to be "
+            f"called healthy"
+        )
+        return Abstention(cells.name, reason)
     windows = (
         f"the window of steps {first} to {last}" if one.first == one.last else f"windows of steps {first} to {last}"
     )
@@ -136,6 +153,27 @@ def _hiding(one: Raised, cells: SegmentCells, seen: Observations) -> Abstention:
         f"to tell a slow rank from a passing delay: look at the single steps (record spans of them)"
     )
     return Abstention(cells.name, reason)
+
+
+def _without_company(
+    cells: SegmentCells, roles: IntArray, seen: Observations, thresholds: Thresholds
+) -> tuple[Abstention, ...]:
+    """Time at checkpoints in steps in which no peer takes one, though they do in others: it is compared with nobody."""
+    total = float(np.nansum(seen.step_ms))
+    if cells.kind != SegmentKind.CHECKPOINT or not total > 0:
+        return ()
+    own = cells.per_step_ms()
+    alone = np.where(np.isfinite(cells.compared(roles)[1]), 0.0, np.nan_to_num(own)).sum(axis=1) / total
+    counts = peer_counts(roles, has_values(own))
+    ranks = cells.ranks[(alone >= thresholds.min_excess_share) & (counts > 0)].tolist()
+    if not ranks:
+        return ()
+    named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+    reason = (
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {named} spend up to {alone.max():.1%} of the job's time in it in "
+        f"steps in which none of their peers does: nobody to compare them with"
+    )
+    return (Abstention(cells.name, reason),)
 
 
 def _steps(one: Raised, cells: SegmentCells, seen: Observations) -> tuple[int, int]:

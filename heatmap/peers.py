@@ -52,7 +52,7 @@ class Placement:
         """Index of each given rank on an axis, [R]; -1 where it is not known."""
         values = self.coordinates.get(axis)
         position = self.at(ranks)
-        if values is None:
+        if values is None or not len(values):
             return np.full(len(ranks), -1, np.int64)
         return np.where(position >= 0, values[position], -1)
 

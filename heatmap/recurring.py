@@ -25,12 +25,14 @@ GAP_RATIO = 1.15
 STALL_RATIO, STALL_SHARE = 3.0, 0.05
 """A stall takes so many times the peers' time, and so large a share of a step beyond it."""
 
-CHANCE = 0.01
-"""How often in all rows together so many may come up by chance."""
+BURST_CHANCE, STALL_CHANCE = 0.005, 0.0002
+"""How often in all rows together so many may come up by chance, in one of a job's several segments. Stalls are single
+cells, of which chance makes some; to lie so far out for steps on end it hardly ever does."""
+
+BURST_Z = 5.0
+"""Single steps that are beyond so many deviations belong to a burst."""
 
 FEWEST_ROWS = 12
-QUIET_SHARE = 0.9
-"""Of the rows, those with the fewest: they tell what is usual, whatever the others have."""
 
 
 def find_recurring(
@@ -43,40 +45,42 @@ def find_recurring(
     if len(logs) < FEWEST_ROWS:
         return []
     finite = np.isfinite(logs)
-    hits = finite & (logs > max(math.log(BURST_RATIO), 3 * noise.step))
+    hits = finite & (logs > max(math.log(BURST_RATIO), BURST_Z * noise.step))
     lasting = _lasting(hits)
-    found = {row: _raised(row, lasting[row], logs, z) for row, z in _beyond_chance(_runs(lasting), MIN_BURSTS)}
+    bursts = _beyond_chance(_runs(lasting), MIN_BURSTS, BURST_CHANCE)
+    found = {row: _raised(row, lasting[row], logs, z) for row, z in bursts}
     usual = float(np.nanmedian(step_ms)) if np.isfinite(step_ms).any() else math.inf
     stalls = finite & (own_ms >= STALL_RATIO * peers_ms) & (own_ms - peers_ms >= STALL_SHARE * usual)
-    for row, z in _beyond_chance(_runs(stalls), MIN_STALLS):
+    for row, z in _beyond_chance(_runs(stalls), MIN_STALLS, STALL_CHANCE):
         found.setdefault(row, _raised(row, stalls[row], logs, z))
     return [found[row] for row in sorted(found)]
 
 
-def with_gaps(one: Raised, logs: FloatArray, noise: Noise) -> Raised:
+def with_gaps(one: Raised, logs: FloatArray, noise: Noise, width: int = 1) -> Raised:
     """A raised stretch as one that comes and goes, if quiet steps lie between bursts of it: one row of logs [S].
 
-    Only where single steps are sure: an effect of `GAP_RATIO` and six times their noise.
+    Only where single columns are sure: an effect of `GAP_RATIO` and six times their noise. ``width`` is how many steps
+    a column stands for: of averages, one that is quiet is a gap.
     """
     if one.effect < max(math.log(GAP_RATIO), 6 * noise.step) or one.pattern == Pattern.INTERMITTENT:
         return one
     inside = logs[one.first : one.last + 1]
     inside = inside[np.isfinite(inside)]
     loud = inside >= one.effect / 2
-    bursts, gaps = (_lasting(flags[None, :]) for flags in (loud, ~loud))
+    bursts, gaps = (_lasting(flags[None, :], BURST_STEPS if width == 1 else 1) for flags in (loud, ~loud))
     if not gaps.any() or _runs(bursts)[0] < MIN_BURSTS:
         return one
     length = float(bursts.sum() / _runs(bursts)[0])
     return replace(one, pattern=Pattern.INTERMITTENT, burst_steps=length)
 
 
-def _lasting(hits: BoolArray) -> BoolArray:
-    """Hits that are one of `BURST_STEPS` in a row, [R, S]."""
+def _lasting(hits: BoolArray, steps: int = BURST_STEPS) -> BoolArray:
+    """Hits that are one of so many in a row, [R, S]."""
     result = np.zeros_like(hits)
-    if hits.shape[1] < BURST_STEPS:
+    if hits.shape[1] < steps:
         return result
-    starts = np.lib.stride_tricks.sliding_window_view(hits, BURST_STEPS, axis=1).all(axis=2)
-    for shift in range(BURST_STEPS):
+    starts = np.lib.stride_tricks.sliding_window_view(hits, steps, axis=1).all(axis=2)
+    for shift in range(steps):
         result[:, shift : shift + starts.shape[1]] |= starts
     return result
 
@@ -88,20 +92,19 @@ def _runs(hits: BoolArray) -> IntArray:
     return counts
 
 
-def _beyond_chance(counts: IntArray, least: int) -> list[tuple[int, float]]:
+def _beyond_chance(counts: IntArray, least: int, chance: float) -> list[tuple[int, float]]:
     """Rows with at least so many, if chance would not give it to any of them, and how sure that is, as a z.
 
-    What chance gives is Poisson about the mean of the quiet rows, plus half of one that might have been.
+    What chance gives is Poisson about the mean of all other rows, plus half of one that might have been. Leaving out
+    those with the most would leave out what is usual: where most rows have none, the few that have one are the mean.
     """
     candidates = np.flatnonzero(counts >= least)
-    if not len(candidates):
-        return []
-    quiet = np.sort(counts)[: max(int(QUIET_SHARE * len(counts)), 1)]
-    mean = (float(quiet.sum()) + 0.5) / len(quiet)
+    total, others = float(counts.sum()), len(counts) - 1
     result = []
     for row in candidates.tolist():
-        tail = _poisson_tail(int(counts[row]), mean)
-        if tail * len(counts) <= CHANCE:
+        own = int(counts[row])
+        tail = _poisson_tail(own, (total - own + 0.5) / others)
+        if tail * len(counts) <= chance:
             result.append((row, math.sqrt(-2 * math.log(max(tail, 1e-300)))))
     return result
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..collectors.store import Attempt, Store
-from .abstaining import data_missing, left_out, not_judged
+from .abstaining import data_missing, hidden_below, left_out, not_judged, visible_ratio
 from .causes import MAIN_SEGMENT_SHARE, cause_of, throttled_ranks
 from .drift import JobDrift, find_drift, is_collecting, stands_apart
 from .drift_evidence import drift_culprit
@@ -17,12 +17,16 @@ from .hosts import by_host
 from .jobwide.even import even_out
 from .jobwide.find import find_jobwide
 from .judge import DEFAULT_THRESHOLDS, Finding, SegmentJudgement, judge_segment, measured_waiting, per_rank
+from .majority import quick_ranks
 from .merge import merge, outcome
 from .network.find import find_network
 from .network.hidden import find_hidden
+from .network.inside import find_inside
+from .network.waited_for import waited_for
 from .observations import MAIN_KINDS, Observations, observe
 from .source import Source
 from .thresholds import Thresholds
+from .together import costly_together
 from .verdict import (
     Abstention,
     Cause,
@@ -43,7 +47,12 @@ MAX_CULPRITS = 100
 FULL_EVIDENCE = 20
 """The costliest culprits, whose evidence is asked for in full; each takes several queries of its spans."""
 
-ANALYSES: tuple[Callable[[Store, Attempt, Observations], Findings], ...] = (find_network, find_hidden, find_jobwide)
+ANALYSES: tuple[Callable[[Store, Attempt, Observations], Findings], ...] = (
+    find_network,
+    find_inside,
+    find_hidden,
+    find_jobwide,
+)
 """Analyses beside the comparison of ranks: each adds culprits, and says what it explains and could not judge."""
 
 NORMALISERS: tuple[Callable[[Store, Attempt, Observations], Observations], ...] = (even_out,)
@@ -68,6 +77,7 @@ class Judgement:
     throttled: frozenset[int] = frozenset()
     blocking: tuple[Abstention, ...] = ()
     warnings: tuple[EarlyWarning, ...] = ()
+    visible_ratio: float | None = None
 
 
 def find_stragglers(
@@ -93,7 +103,7 @@ def find_stragglers(
     merged = merge(culprits, extra)
     named = {rank for one in merged for rank in one.ranks}
     blocking = [*judgement.blocking, *(note for one in extra for note in one.blocking)]
-    if merged:
+    if any(one.kind not in (CulpritKind.JOB, CulpritKind.STAGE) for one in merged):  # they may explain it
         blocking = [note for note in blocking if note.signal != GROWTH_SIGNAL]
     own_notes = [note for note in judgement.abstained if note not in judgement.blocking]
     notes = [*blocking, *own_notes, *(note for one in extra for note in one.abstained)]
@@ -113,6 +123,8 @@ def find_stragglers(
         m_s=None if whatif is None else whatif.m_s,
         whatif=whatif,
         warnings=tuple(one for one in judgement.warnings if one.rank not in named),
+        visible_ratio=judgement.visible_ratio,
+        arrivals=waited_for(store, attempt, seen, merged[0].steps if merged else None),
     )
 
 
@@ -129,7 +141,8 @@ def _culprits(
         if seen.source.source == Source.ROLLUPS:
             evidence = gather_window_evidence(attempt, finding, seen)
         else:
-            evidence = gather_evidence(store, attempt, finding, is_brief=place >= FULL_EVIDENCE)
+            is_brief = place >= FULL_EVIDENCE
+            evidence = gather_evidence(store, attempt, finding, seen.placement, is_brief=is_brief)
         culprits.append(_culprit(finding, ranks, seen, cause_of(finding, judgement.throttled), evidence))
     return culprits + [drift_culprit(store, attempt, drift) for drift in judgement.drifts]
 
@@ -156,12 +169,14 @@ def judge(
         for finding in one.findings
         if key not in apart or finding.rank in apart[key]
     ]
+    light = [finding for (_, kind), one in judgements.items() if kind in MAIN_KINDS for finding in one.light]
+    everything += costly_together(light, everything, thresholds)
     findings = per_rank(everything)
-    blocking += not_judged(judgements, seen)
+    blocking += [*not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
     if not findings and not drifts and (growth := find_growth(seen.step_ms, seen.steps)) is not None:
         blocking.append(growth.note)
     notes = [note for one in judgements.values() for note in one.abstained]
-    notes += left_out(seen, thresholds, list(drifts.values()))
+    notes += [*hidden_below(judgements, thresholds), *left_out(seen, thresholds, list(drifts.values()))]
     word = Outcome.FINDINGS if findings or drifts else Outcome.INSUFFICIENT if blocking else Outcome.HEALTHY
     slow = frozenset((finding.rank, finding.segment) for finding in everything)
     return Judgement(
@@ -173,6 +188,7 @@ def judge(
         throttled_ranks(everything, judgements),
         tuple(blocking),
         _warnings(judgements, seen, {one.rank for one in findings}, thresholds),
+        visible_ratio(judgements, thresholds),
     )
 
 
@@ -186,6 +202,18 @@ def _warnings(
         if kind in MAIN_KINDS and one.cost_share >= MAIN_SEGMENT_SHARE and one.comparison is not None
     }
     return find_warnings(main, seen.ranks, seen.steps, seen.step_ms, accused, thresholds)
+
+
+def _quick(
+    judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations, thresholds: Thresholds
+) -> list[Abstention]:
+    """Main segments of the device's work at which a few ranks are quicker than all others: these may be slow."""
+    notes = []
+    for cells in seen.cells:
+        one = judgements[cells.name, cells.kind]
+        if one.comparison is not None and cells.kind in MAIN_KINDS and one.cost_share >= MAIN_SEGMENT_SHARE:
+            notes.append(quick_ranks(one.comparison, cells, seen.placement.roles(cells.ranks), thresholds))
+    return [note for note in notes if note is not None]
 
 
 def _drifts(seen: Observations, thresholds: Thresholds) -> dict[tuple[str, str], JobDrift]:

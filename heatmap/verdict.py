@@ -8,6 +8,7 @@ from typing import Any
 
 from ..collectors import verdicts
 from ..collectors.verdicts import Abstention, Evidence
+from .network.waited_row import WaitedFor
 from .whatif.result import WhatIf
 
 
@@ -151,6 +152,10 @@ class StragglerVerdict:
     m_s: float | None = None
     whatif: WhatIf | None = None
     warnings: tuple[EarlyWarning, ...] = ()
+    arrivals: tuple[WaitedFor, ...] = ()
+    visible_ratio: float | None = None
+    """Own time over the peers' from which on a rank that is slow in all steps would have been named, whatever main
+    segment it is slow in; None where none could be judged."""
 
     def sentence(self) -> str:
         """The verdict in one sentence, for the top of a report or of a page."""
@@ -158,7 +163,8 @@ class StragglerVerdict:
             links = (
                 "" if any(one.signal == "network" for one in self.abstained) else ", and no link between hosts is slow"
             )
-            return f"No rank's own work is slower than its peers'{links}."
+            seen = "" if self.visible_ratio is None else f" (from x{self.visible_ratio:.2f} on it would have shown)"
+            return f"No rank's own work was seen to be slower than its peers'{seen}{links}."
         if self.verdict == Outcome.INSUFFICIENT:
             reason = self.abstained[0].reason if self.abstained else "no rank could be compared with peers"
             return f"Not enough evidence to judge: {reason}."
@@ -218,7 +224,8 @@ def _describe_network(culprit: Culprit) -> str:
 _OF_THE_JOB = {
     Cause.GC_DRIFT: "{segment} takes longer and longer on all ranks: x{ratio:.2f} in the last third of {steps}",
     Cause.UNEVEN_STAGES: "Stage {stage} has more work than the other stages: all its ranks take x{ratio:.2f} of their "
-    "time, most in {segment}, {steps}",
+    "time, most in {segment}, {steps}; that is how the model is cut and no machine's fault: fewer layers on stage "
+    "{stage} would even it out",
     Cause.UNEVEN_INPUT: "Micro-batches cost unequally much: in {segment} the replica with the longest sequences takes "
     "x{ratio:.2f} of the mean, {steps}",
     Cause.CHECKPOINT: "Checkpoints hold up all hosts alike: {segment} stops the job in {steps}",

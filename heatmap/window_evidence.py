@@ -6,8 +6,6 @@ their thousands of peers takes longer than all the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from ..collectors.store import Attempt
@@ -16,6 +14,7 @@ from ..collectors.views import literal
 from .judge import Finding
 from .observations import Observations
 from .peers import FloatArray, IntArray, row_median
+from .peers_sql import ranks_condition
 
 
 def gather_window_evidence(attempt: Attempt, finding: Finding, seen: Observations) -> tuple[Evidence, ...]:
@@ -47,20 +46,24 @@ def _work_of(finding: Finding, seen: Observations) -> FloatArray:
     return cells.per_span_ms()
 
 
-def _windows(attempt: Attempt, finding: Finding, ranks: Iterable[int], columns: str, condition: str) -> str:
+def _windows(attempt: Attempt, finding: Finding, who: str, columns: str, condition: str) -> str:
     """Values of ranks and windows in the finding's steps, rows of one window added up."""
     first, last = finding.steps
     return (
         f"SELECT rank, first_step, {columns} FROM rank_windows w JOIN segments s USING (run, attempt, segment) "
         f"WHERE w.run = {literal(attempt.run)} AND w.attempt = {attempt.attempt} "
         f"AND window_steps = {finding.step_width} AND first_step BETWEEN {first} AND {last} AND {condition} "
-        f"AND rank IN ({', '.join(str(rank) for rank in ranks)}) GROUP BY rank, first_step"
+        f"AND {who} GROUP BY rank, first_step"
     )
 
 
-def _work(attempt: Attempt, finding: Finding, ranks: Iterable[int]) -> str:
+def _itself(finding: Finding) -> str:
+    return f"rank IN ({finding.rank})"
+
+
+def _work(attempt: Attempt, finding: Finding, who: str) -> str:
     mean = "sum(self_sum_ns) / nullif(sum(self_count), 0) / 1e6 AS ms"
-    return _windows(attempt, finding, ranks, mean, f"s.name = {literal(finding.segment)}")
+    return _windows(attempt, finding, who, mean, f"s.name = {literal(finding.segment)}")
 
 
 def _time(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | None:
@@ -73,7 +76,7 @@ def _time(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | 
         f"{finding.step_width} steps, {finding.steps[0]} to {finding.steps[1]}), its {len(finding.peers)} peers "
         f"{peers:.2f} ms"
     )
-    sql = f"SELECT median(ms) FROM ({_work(attempt, finding, [finding.rank])})"
+    sql = f"SELECT median(ms) FROM ({_work(attempt, finding, _itself(finding))})"
     return Evidence(statement, own, peers, "rank_windows", sql)
 
 
@@ -84,9 +87,10 @@ def _ratio(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence |
     if not usable.any():
         return None
     value = float(np.exp(np.median(np.log(own[usable] / peers[usable]))))
+    peers_are = ranks_condition("rank", finding.peers, seen.placement, attempt)
     sql = (
-        f"SELECT exp(median(ln(own.ms / peers.ms))) FROM ({_work(attempt, finding, [finding.rank])}) own "
-        f"JOIN (SELECT first_step, median(ms) AS ms FROM ({_work(attempt, finding, finding.peers)}) "
+        f"SELECT exp(median(ln(own.ms / peers.ms))) FROM ({_work(attempt, finding, _itself(finding))}) own "
+        f"JOIN (SELECT first_step, median(ms) AS ms FROM ({_work(attempt, finding, peers_are)}) "
         f"GROUP BY first_step) peers USING (first_step) WHERE own.ms > 0 AND peers.ms > 0"
     )
     statement = (
@@ -110,7 +114,7 @@ def _waiting(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence
     # The last window may not be complete yet.
     steps = f"least({finding.step_width}, {finding.steps[1]} - first_step + 1)"
     waits = f"sum(exposed_sum_ns) FILTER (exposed_count > 0) / {steps} / 1e6 AS ms"
-    sql = f"SELECT median(ms) FROM ({_windows(attempt, finding, [finding.rank], waits, _COMMUNICATION)})"
+    sql = f"SELECT median(ms) FROM ({_windows(attempt, finding, _itself(finding), waits, _COMMUNICATION)})"
     return Evidence(statement, own, peers, "rank_windows", sql)
 
 

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Store
+from megascope.collectors.store import Attempt, Store
+from megascope.heatmap.peers_sql import ranks_condition
 from megascope.heatmap.stragglers import find_stragglers
+from megascope.profiler.topology import Topology
+from support.noisy_job import placement
 from support.span_store import Span, meeting, write_spans
+
+ATTEMPT = Attempt("job", 0)
 
 
 def jittered(seed: int) -> Callable[[float], float]:
@@ -85,3 +90,17 @@ def test_findings_beyond_the_list_are_counted(tmp_path: Path, monkeypatch: pytes
     verdict = find_stragglers(store, store.attempt())
     assert len(verdict.culprits) == 20
     assert any(one.reason == "4 more findings cost less and are not listed" for one in verdict.abstained)
+
+
+@pytest.mark.parametrize(("ranks", "says"), [([*range(17, 32)], "rank IN (17"), ([*range(16, 50)], "rank IN (16")])
+def test_few_peers_and_those_of_no_one_place_are_listed(ranks: list[int], says: str) -> None:
+    where = placement(Topology.of(pp=4, dp=16))
+    assert ranks_condition("rank", ranks, where, ATTEMPT).startswith(says)
+
+
+def test_many_peers_are_told_by_their_place_and_those_left_out() -> None:
+    where = placement(Topology.of(pp=4, dp=512))
+    ranks = [rank for rank in range(512, 1024) if rank not in (600, 700)]
+    assert ranks_condition("rank", ranks, where, ATTEMPT) == (
+        "rank IN (SELECT rank FROM ranks WHERE run = 'job' AND attempt = 0 AND \"pp\" = 1) AND rank NOT IN (600, 700)"
+    )

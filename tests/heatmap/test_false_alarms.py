@@ -19,6 +19,9 @@ ROUGH = Noise(drift_sigma=0.25, drift_memory=0.8)
 """As eight processes on two cores: a rank may be a quarter slower for many steps without being ill."""
 
 
+SPIKY = Noise(tail_share=0.06)
+
+
 def findings(job: Job, trials: int, first_seed: int = 0) -> list[tuple[Finding, ...]]:
     return [judge(observations(job, first_seed + seed)).findings for seed in range(trials)]
 
@@ -32,8 +35,12 @@ def findings(job: Job, trials: int, first_seed: int = 0) -> list[tuple[Finding, 
         (Job(mesh=Topology.of(dp=2)), 60),
         (Job(mesh=Topology.of(ep=2, cp=4), steps=60), 100),
         (Job(mesh=LARGE), 24),
+        (Job(mesh=Topology.of(dp=16), chunks=1, microbatches=4), 100),
+        (Job(mesh=Topology.of(dp=16), noise=SPIKY, steps=300, chunks=1, microbatches=4), 20),
+        (Job(mesh=LARGE, chunks=1, microbatches=4), 20),
+        (Job(mesh=Topology.of(dp=64), chunks=1, microbatches=4), 20),
     ],
-    ids=["small", "rough", "one-span", "pair", "other-axes", "large"],
+    ids=["small", "rough", "one-span", "pair", "other-axes", "large", "dp16", "spiky", "large-short", "dp64"],
 )
 def test_false_alarms_in_healthy_jobs(job: Job, trials: int) -> None:
     alarms = [one for one in findings(job, trials) if one]
@@ -123,6 +130,41 @@ def test_a_short_bad_stretch_is_no_straggler(first: int, last: int) -> None:
     """Another process took the core for ten steps: seen on every shared machine, and over by now (or soon)."""
     job = Job(mesh=SMALL, slow=[Slow(1, "forward", 3.0, first, last)])
     assert [one for one in findings(job, 10) if one] == []
+
+
+@pytest.mark.parametrize("mesh", [Topology.of(dp=4), Topology.of(dp=16)])
+def test_a_rank_that_is_slow_twice_comes_and_goes_and_loses_both(mesh: Topology) -> None:
+    quiet = Noise(span_sigma=0.05, tail_share=0.0, drift_sigma=0.02, bias=0.01)
+    once, again = (Slow(1, "backward", 1.3, first, first + 24) for first in (10, 80))
+    [[one]] = findings(Job(mesh=mesh, noise=quiet, slow=[again]), 1)
+    [[both]] = findings(Job(mesh=mesh, noise=quiet, slow=[once, again]), 1)
+    assert (both.pattern, both.rank) == ("intermittent", 1)
+    assert both.steps == pytest.approx((10, 104), abs=3)
+    assert both.lost_share == pytest.approx(2 * one.lost_share, rel=0.2)
+
+
+def test_what_costs_too_little_at_each_segment_is_named_for_both_together() -> None:
+    quiet = Noise(span_sigma=0.05, tail_share=0.0, drift_sigma=0.02, bias=0.01)
+    slow = [Slow(1, segment, 1.2, 20, 44) for segment in ("forward", "backward")]
+    segments = {"forward": 10.0, "backward": 10.0, "optimizer": 8.0}
+    job = Job(mesh=Topology.of(dp=4), noise=quiet, slow=slow, segments=segments)
+    [found] = findings(job, 1)
+    assert [one.rank for one in found] == [1]
+    assert found[0].excess_share >= 0.03
+    [alone] = findings(Job(mesh=job.mesh, noise=quiet, slow=slow[:1], segments=segments), 1)
+    assert alone == ()
+
+
+@pytest.mark.parametrize("slow", [3, 13])
+def test_where_most_are_slow_nobody_is_called_healthy(slow: int) -> None:
+    """The few that are quicker are all that shows it: three of four, thirteen of sixteen."""
+    quiet = Noise(span_sigma=0.05, tail_share=0.0, drift_sigma=0.02, bias=0.01)
+    job = Job(mesh=Topology.of(dp=4 if slow == 3 else 16), noise=quiet)
+    assert judge(observations(job, 1)).outcome == Outcome.HEALTHY
+    most = Job(mesh=job.mesh, noise=quiet, slow=[Slow(rank, "backward", 1.3) for rank in range(slow)])
+    judged = judge(observations(most, 1))
+    assert judged.outcome == Outcome.INSUFFICIENT
+    assert any("the others are slow" in one.reason for one in judged.blocking)
 
 
 def test_a_long_bad_stretch_is_named_though_it_has_ended() -> None:

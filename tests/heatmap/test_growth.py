@@ -45,6 +45,14 @@ def test_noise_is_no_growth(seed: int, count: int, sigma: float) -> None:
     assert found is None or count < 30
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_growth_is_found_beside_a_step_that_takes_longer_again_and_again(every: int) -> None:
+    took = steps_ms(3, 160)
+    took[::every] *= 1.3
+    took[60:] *= 1.36
+    assert find_growth(took, np.arange(160)) is not None
+
+
 def test_passing_trouble_and_checkpoints_are_no_growth() -> None:
     took = steps_ms(3, 200)
     took[80:120] *= 3

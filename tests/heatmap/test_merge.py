@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megascope.heatmap.merge import merge, outcome
@@ -10,6 +12,7 @@ from megascope.heatmap.verdict import (
     Cause,
     Culprit,
     CulpritKind,
+    Evidence,
     Explained,
     Findings,
     Outcome,
@@ -60,3 +63,21 @@ def test_healthy_only_where_nothing_forbids_it() -> None:
     assert outcome([], []) == Outcome.HEALTHY
     assert outcome([], [note]) == Outcome.INSUFFICIENT
     assert outcome([culprit(1)], [note]) == Outcome.FINDINGS
+
+
+def network(*ranks: int, lost: float, steps: tuple[int, int] = (0, 9)) -> Culprit:
+    return replace(culprit(*ranks, segment="send_forward", lost=lost), cause=Cause.NETWORK, steps=steps)
+
+
+def test_slow_transfers_of_a_slow_machine_are_further_evidence_of_it() -> None:
+    said = Evidence("transfers are slow", 3.0, 1.0, "events", "SELECT 3")
+    slow = replace(network(1, lost=0.1), evidence=(said,))
+    (found,) = merge([culprit(1, lost=0.3)], [Findings(culprits=(slow,))])
+    assert (found.cause, found.ranks, found.evidence) == (Cause.SLOW_COMPUTE, (1,), (said,))
+
+
+@pytest.mark.parametrize(
+    "slow", [network(1, lost=0.4), network(2, lost=0.1), network(1, 2, lost=0.1), network(1, lost=0.1, steps=(20, 29))]
+)
+def test_a_slow_network_of_its_own_stays_a_finding(slow: Culprit) -> None:
+    assert len(merge([culprit(1, lost=0.3)], [Findings(culprits=(slow,))])) == 2

@@ -46,6 +46,18 @@ def test_once_is_not_again(steps: list[int]) -> None:
     assert found(ratios) == []
 
 
+@pytest.mark.parametrize(("rows", "share"), [(16, 0.015), (64, 0.001), (64, 0.004)])
+def test_what_a_few_have_by_chance_is_nothing(rows: int, share: float) -> None:
+    """Stalls strewn evenly: most rows have none, and the few that have several are no more than chance gives."""
+    named = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        ratios = np.asarray(rng.lognormal(0, 0.02, (rows, STEPS)))
+        ratios[rng.random(ratios.shape) < share] *= 8
+        named += bool(found(ratios))
+    assert named <= 1
+
+
 def test_what_everybody_has_is_chance() -> None:
     ratios, rng = calm(), np.random.default_rng(1)
     for row in range(ROWS):

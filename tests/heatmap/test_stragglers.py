@@ -60,7 +60,7 @@ def test_the_json_is_the_contract(slow_store: Store) -> None:
     value = json.loads(json.dumps(to_json(find_stragglers(slow_store, slow_store.attempt())), allow_nan=False))
     assert set(value) == {
         "schema", "run", "attempt", "data_age_s", "verdict", "culprits", "abstained", "slowdown", "m_w", "m_s",
-        "whatif", "warnings",
+        "whatif", "warnings", "arrivals", "visible_ratio",
     }  # fmt: skip
     assert value["schema"] == 1
     assert value["slowdown"] is value["m_w"] is value["m_s"] is None
@@ -104,7 +104,9 @@ def test_an_even_job_is_healthy(tmp_path: Path) -> None:
     store = write_spans(tmp_path / "store", meeting(4, 33, uneven), layout={"dp": 4})
     verdict = find_stragglers(store, store.attempt())
     assert verdict.verdict == Outcome.HEALTHY
-    assert verdict.sentence() == "No rank's own work is slower than its peers'."
+    assert verdict.visible_ratio is not None
+    shown = f"(from x{verdict.visible_ratio:.2f} on it would have shown)"
+    assert verdict.sentence() == f"No rank's own work was seen to be slower than its peers' {shown}."
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,10 @@ def test_an_even_job_is_healthy(tmp_path: Path) -> None:
         (SyntheticJob(steps=8), "only 7 steps after warm-up"),
         (SyntheticJob(steps=20, slow=Slow(5, 1.4, 12)), "at least 30 are needed"),
         (SyntheticJob(steps=30, layout={"pp": 4}), "fewer than two ranks of a stage"),
-        (SyntheticJob(steps=30, missing=[(3, step) for step in range(30)]), "1 ranks of the job have no data (rank 3)"),
+        (
+            SyntheticJob(steps=30, missing=[(3, step) for step in range(30)]),
+            "1 rank of the job has no timed work",
+        ),
         (SyntheticJob(steps=30, layout={"dp": 1}), "single rank has no peers"),
     ],
     ids=["few-steps", "began-late", "no-peers", "missing-rank", "one-rank"],
