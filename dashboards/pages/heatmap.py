@@ -190,10 +190,10 @@ def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, 
         {
             "rank": _timeline(view, attempt, row["rank"], row["worst_step"], str(row["rank"])),
             "host": placement.host_of(row["rank"]),
-            "ratio": f"x{row['ratio']:.2f}",
+            "ratio": _times(row["ratio"]),
             "slow": f"{row['slow']:.0%}",
             "worst": _timeline(
-                view, attempt, row["rank"], row["worst_step"], f"x{row['worst_ratio']:.2f} at {row['worst_step']}"
+                view, attempt, row["rank"], row["worst_step"], f"{_times(row['worst_ratio'])} at {row['worst_step']}"
             ),
         }
         for row in worst_ranks(matrix, RANKS_LISTED, above, least_first=least_first)
@@ -230,7 +230,7 @@ def _cells(view: View, attempt: Attempt, cells: list[dict[str, float]], heads: d
             {
                 "rank": _timeline(view, attempt, rank, step, f"{rank} at {step}"),
                 **{name: number(row[name]) for name in ("value", "peers")},
-                "ratio": f"x{row['ratio']:.2f}",
+                "ratio": _times(row["ratio"]),
                 "z": number(row["z"], 3) if "z" in row else None,
             }
         )
@@ -246,7 +246,7 @@ def _by_segment(view: View, latest: Latest[list[SlowestRank]]) -> tuple[list[Com
                 one.segment, href=view.url("/heatmap", segment=one.segment, zoom=None), title=one.segment
             ),
             "rank": str(one.rank),
-            "ratio": f"x{one.ratio:.2f}",
+            "ratio": _times(one.ratio),
             "excess": number(one.excess_ms, 3),
         }
         for one in latest.value or []
@@ -266,3 +266,8 @@ def _timeline(view: View, attempt: Attempt, rank: int, step: int, text: str) -> 
 
 
 PAGE = Page("/heatmap", "Heatmap", frame, body)
+
+
+def _times(ratio: float) -> str:
+    """A ratio in three digits, so that it fits into its column."""
+    return f"x{ratio:.{2 if ratio < 10 else 1 if ratio < 100 else 0}f}"
