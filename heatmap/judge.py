@@ -158,20 +158,23 @@ def _hiding(one: Raised, cells: SegmentCells, seen: Observations) -> Abstention:
 def _without_company(
     cells: SegmentCells, roles: IntArray, seen: Observations, thresholds: Thresholds
 ) -> tuple[Abstention, ...]:
-    """Time at checkpoints in steps in which no peer takes one, though they do in others: it is compared with nobody."""
+    """Time at checkpoints in steps in which most peers take none, though they do in others: compared with too few."""
     total = float(np.nansum(seen.step_ms))
     if cells.kind != SegmentKind.CHECKPOINT or not total > 0:
         return ()
     own = cells.per_step_ms()
-    alone = np.where(np.isfinite(cells.compared(roles)[1]), 0.0, np.nan_to_num(own)).sum(axis=1) / total
-    counts = peer_counts(roles, has_values(own))
+    counts, lonely = peer_counts(roles, has_values(own)), np.zeros(own.shape, bool)
+    for role in np.unique(roles[roles >= 0]):
+        here = (roles == role) & has_values(own)
+        lonely[here] = 2 * np.isfinite(own[here]).sum(axis=0) <= here.sum()
+    alone = np.where(lonely, np.nan_to_num(own), 0.0).sum(axis=1) / total
     ranks = cells.ranks[(alone >= thresholds.min_excess_share) & (counts > 0)].tolist()
     if not ranks:
         return ()
     named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
     reason = (
         f"{'rank' if len(ranks) == 1 else 'ranks'} {named} spend up to {alone.max():.1%} of the job's time in it in "
-        f"steps in which none of their peers does: nobody to compare them with"
+        f"steps in which most of their peers take none: too few to compare them with"
     )
     return (Abstention(cells.name, reason),)
 
