@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support.commands import finished
 
 DEMO_STEPS = 60
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("megascope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("megascope")
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, also where there is a GPU
 os.environ["MEGASCOPE_SHADOW"] = "0"  # most tests expect the spans of every step; those of shadow steps say so

@@ -95,7 +95,7 @@ def test_a_slow_analysis_runs_once_at_a_time_and_its_last_result_stays(growing: 
         assert len(running) == 1
         release.set()
         assert bench.latest("slow", slow, wait_s=5).value == 1
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while bench.latest("slow", slow).value != 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         later = bench.latest("slow", slow)
@@ -168,7 +168,7 @@ def test_a_failed_analysis_keeps_the_last_value_and_says_why(growing: Path) -> N
 
         assert bench.latest("key", once, wait_s=5).value == 7
         grow(growing, 1)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while bench.latest("key", once).error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         found = bench.latest("key", once)
