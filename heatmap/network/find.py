@@ -28,7 +28,7 @@ def find_network(store: Store, attempt: Attempt, seen: Observations) -> Findings
         recorded, size = len(seen.ranks), attempt.world_size or 0
         if recorded < size:
             return _abstain(f"{recorded} of {size} ranks were recorded, all on one host: the network was not seen")
-        return _abstain("all ranks run on one host: nothing goes over a network")
+        return _abstain("all ranks run on one host: there are no links between hosts to compare")
     if seen.source.source == Source.ROLLUPS:
         channels = load_window_channels(
             store, attempt, seen.placement, seen.ranks, seen.steps, seen.source.step_width
