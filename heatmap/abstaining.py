@@ -68,8 +68,8 @@ def _steps_read(seen: Observations) -> list[Abstention]:
     """Which steps were read, where these are not those that were asked for."""
     if seen.asked is None or seen.source.source != Source.ROLLUPS or not len(seen.steps):
         return []
-    first, last, width = int(seen.steps[0]), int(seen.steps[-1]) + seen.source.step_width - 1, seen.source.step_width
-    last = last if seen.last_step is None else min(last, seen.last_step)
+    width = seen.source.step_width
+    first, last = int(seen.steps[0]), seen.last_of(int(seen.steps[-1]), width)
     if (first, last) == seen.asked:
         return []
     reason = (

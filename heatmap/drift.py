@@ -94,12 +94,11 @@ def find_drift(cells: SegmentCells, seen: Observations, thresholds: Thresholds) 
     if not found:
         return None
     best = max(found, key=lambda one: one.late_ms - one.early_ms)
-    last = int(cells.steps[best.last]) + cells.step_width - 1
     apart = _apart(_row_mean(spent))
     return JobDrift(
         segment=cells.name,
         kind=cells.kind,
-        steps=(int(cells.steps[best.first]), last if seen.last_step is None else min(last, seen.last_step)),
+        steps=(int(cells.steps[best.first]), seen.last_of(int(cells.steps[best.last]), cells.step_width)),
         last_third=int(cells.steps[best.last + 1 - best.third]),
         early_ms=max(best.early_ms, 1e-6),
         late_ms=best.late_ms,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..collectors.store import Attempt, Store
 from ..collectors.verdicts import Evidence
 from ..collectors.views import literal
+from .asking import ask
 from .drift import JobDrift
 from .launches import launch_spread
 from .verdict import Cause, Culprit, CulpritKind, Pattern, severity
@@ -31,8 +32,8 @@ def drift_culprit(store: Store, attempt: Attempt, drift: JobDrift) -> Culprit:
 def _evidence(store: Store, attempt: Attempt, drift: JobDrift) -> tuple[Evidence, ...]:
     """Mean time of a collection in the last third of the steps, beside that of all steps before; and the launches."""
     late = _mean_sql(attempt, drift, drift.last_third, drift.steps[1])
-    own = _value(store, late)
-    before = _value(store, _mean_sql(attempt, drift, drift.steps[0], drift.last_third - 1))
+    own = ask(store, late)
+    before = ask(store, _mean_sql(attempt, drift, drift.steps[0], drift.last_third - 1))
     if own is None or before is None:
         return ()
     statement = (
@@ -72,9 +73,3 @@ def _mean_sql(attempt: Attempt, drift: JobDrift, first: int, last: int) -> str:
         f"JOIN segments s USING (run, attempt, segment) WHERE {chosen} AND window_steps = {drift.step_width} "
         f"AND first_step BETWEEN {first} AND {last}"
     )
-
-
-def _value(store: Store, sql: str) -> float | None:
-    table = store.query(sql)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..collectors.store import Attempt, Store
 from ..collectors.verdicts import Evidence
 from ..collectors.views import identifier, literal
+from .asking import ask
 from .judge import Finding
 from .peers import Placement
 from .peers_sql import ranks_condition
@@ -21,12 +22,6 @@ def gather_evidence(
     peers = ranks_condition("e.rank", finding.peers, placement, attempt)
     built = (_ratio,) if is_brief else (_time, _ratio, _waiting, _last_to_arrive)
     return tuple(evidence for make in built if (evidence := make(store, attempt, finding, peers)) is not None)
-
-
-def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
-    table = store.query(sql, attempt=attempt)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)
 
 
 def _spans(attempt: Attempt, columns: str, condition: str) -> str:
@@ -66,7 +61,7 @@ def _typical(finding: Finding) -> str:
 
 def _time(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> Evidence | None:
     sql = _per_span(attempt, finding, _itself(finding))
-    own, peers = _value(store, attempt, sql), _value(store, attempt, _per_span(attempt, finding, peers_are))
+    own, peers = ask(store, sql, attempt), ask(store, _per_span(attempt, finding, peers_are), attempt)
     if own is None or peers is None:
         return None
     typical = _MEAN[_typical(finding)]
@@ -85,7 +80,7 @@ def _ratio(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> 
         f"FROM ({_cells(attempt, finding, peers_are)}) GROUP BY step, chunk) peers USING (step, chunk) "
         f"GROUP BY step) WHERE ratio > 0"
     )
-    value = _value(store, attempt, sql)
+    value = ask(store, sql, attempt)
     if value is None:
         return None
     of_all = "over all these steps" if finding.pattern == Pattern.INTERMITTENT else "in the median step"
@@ -103,8 +98,8 @@ def _waiting(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -
         waits = _spans(attempt, "e.rank, e.step, sum(e.exposed_ns) / 1e6 AS ms", condition)
         return f"SELECT median(ms) FROM ({waits} GROUP BY ALL)"
 
-    own = _value(store, attempt, sql(_itself(finding)))
-    peers = _value(store, attempt, sql(peers_are))
+    own = ask(store, sql(_itself(finding)), attempt)
+    peers = ask(store, sql(peers_are), attempt)
     if own is None or peers is None:
         return None
     more = peers - own
@@ -128,8 +123,8 @@ def _last_to_arrive(store: Store, attempt: Attempt, finding: Finding, _: str) ->
         f"HAVING count(*) > 1 AND count(DISTINCT r.host) = 1"
     )
     sql = f"SELECT avg((last = {finding.rank})::INT) FROM ({inner})"
-    own = _value(store, attempt, sql)
-    chance = _value(store, attempt, f"SELECT avg(1.0 / size) FROM ({inner})")
+    own = ask(store, sql, attempt)
+    chance = ask(store, f"SELECT avg(1.0 / size) FROM ({inner})", attempt)
     if own is None or chance is None or own < 1.25 * chance:
         return None
     statement = (

@@ -181,8 +181,7 @@ def _without_company(
 
 def _steps(one: Raised, cells: SegmentCells, seen: Observations) -> tuple[int, int]:
     """First and last step of a stretch; the last column may not be complete yet."""
-    last = int(cells.steps[one.last]) + cells.step_width - 1
-    return int(cells.steps[one.first]), last if seen.last_step is None else min(last, seen.last_step)
+    return int(cells.steps[one.first]), seen.last_of(int(cells.steps[one.last]), cells.step_width)
 
 
 def _role_effect(

@@ -51,6 +51,12 @@ class Observations:
     last_step: int | None = None
     asked: tuple[int, int] | None = None
     source: Choice = field(default_factory=lambda: Choice(Source.SPANS, 0))
+
+    def last_of(self, step: int, width: int) -> int:
+        """Last step of the column that begins with a step; the newest column may not be complete yet."""
+        last = step + width - 1
+        return last if self.last_step is None else min(last, self.last_step)
+
     left_out: str | None = None
 
 

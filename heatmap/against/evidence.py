@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...collectors.verdicts import Evidence
 from ...collectors.views import literal
+from ..asking import ask
 from ..source import Source
 from .result import Place, Slower
 from .sides import Loaded
@@ -15,7 +16,7 @@ def gather(now: Loaded, then: Loaded, found: Slower) -> tuple[Evidence, ...]:
         return ()
     sides = (("now", now), ("then", then))
     asked = [(which, side, _sql(side, found)) for which, side in sides]
-    values = [_value(side, sql) for _, side, sql in asked]
+    values = [ask(side.store, sql) for _, side, sql in asked]
     if any(value is None for value in values):
         return ()
     result = []
@@ -57,9 +58,3 @@ def _sql(side: Loaded, found: Slower) -> str:
         "SELECT avg(self_ns) / 1e6 FROM events x JOIN segments s USING (run, attempt, segment) "
         f"WHERE {' AND '.join(chosen)}"
     )
-
-
-def _value(side: Loaded, sql: str) -> float | None:
-    table = side.store.query(sql)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)

@@ -9,13 +9,13 @@ import numpy as np
 
 from ...collectors.store import Attempt, Store
 from ...collectors.views import literal
+from ..asking import ask
 from ..observations import Observations
 from ..peers import column_median
 from ..source import Source
 from ..synchrony import fit_slope
 from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
 from .actions import COMPUTE, Key, StageActions, action_name, idle_sql, observed_actions, place_sql, scheduled_compute
-from .evidence import ask
 from .stretch import steps_of
 
 SIGNAL = "barrier"
@@ -82,7 +82,7 @@ def _other_order(store: Store, attempt: Attempt, stages: Sequence[StageActions])
     usual = np.median(stage.order[np.isfinite(stage.order).all(axis=2)], axis=0)
     at = int(np.argmax(np.abs(usual - np.arange(len(usual)))))
     sql = place_sql(attempt, stage, at)
-    ran = ask(store, attempt, sql)
+    ran = ask(store, sql, attempt)
     if ran is None:
         return None
     statement = (
@@ -110,7 +110,7 @@ def _extra_collective(store: Store, attempt: Attempt, seen: Observations) -> Bar
         f"collective; the median rank waits {row['waited_ms']:.2f} ms a step for it"
     )
     one = f"SELECT waited_ms FROM ({sql}) WHERE name = {literal(name)}"
-    evidence = Evidence(statement, ask(store, attempt, one), None, "events", one)
+    evidence = Evidence(statement, ask(store, one, attempt), None, "events", one)
     return Barrier(name, round(min(lost, 1.0), 6), 0.95, (evidence,))
 
 
@@ -162,7 +162,7 @@ def _common_starts(
     idle, places, stage = best
     widest = max(places, key=lambda at: _mean_idle(stage, at))
     sql = idle_sql(attempt, stage, widest)
-    own = ask(store, attempt, sql)
+    own = ask(store, sql, attempt)
     if own is None:
         return None
     statement = (

@@ -13,15 +13,17 @@ import numpy as np
 from ...collectors.store import Attempt, Store
 from ...collectors.views import literal
 from ...profiler.vocabulary import SegmentKind
+from ..asking import ask
 from ..cells import SegmentCells
 from ..detect import MAD_TO_SIGMA
 from ..observations import Observations
 from ..peers import FloatArray, IntArray, others_median, row_median
 from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Explained, Findings, Pattern, severity
 from .blocks import Blocks, StalledHost, blocks_of
-from .evidence import ask, table_of, total_sql
+from .evidence import table_of, total_sql
 from .pauses import job_pauses
 from .saving_place import is_place_in_mesh, place_note, saving_note, saving_rank
+from .stretch import steps_of
 
 SIGNAL = "checkpoint"
 
@@ -175,8 +177,7 @@ def _steps(one: StalledHost, blocks: Blocks, cells: list[SegmentCells], seen: Ob
         typical = row_median(spent.T)[first : last + 1]
         at = first + np.flatnonzero(typical >= 0.5 * typical.max())
         first, last = int(at[0]), int(at[-1])
-    end = int(seen.steps[last]) + seen.source.step_width - 1
-    return int(seen.steps[first]), end if seen.last_step is None else min(end, seen.last_step)
+    return steps_of(first, last, seen)
 
 
 def _evidence(
@@ -192,7 +193,7 @@ def _evidence(
         ("median", "median", "the median rank of", "that of the other hosts"),
         ("min", "max", "even the fastest rank of", "the slowest of all other hosts"),
     ):
-        own, others = ask(store, attempt, sql(here, own_of)), ask(store, attempt, sql(elsewhere, others_of))
+        own, others = ask(store, sql(here, own_of), attempt), ask(store, sql(elsewhere, others_of), attempt)
         if own is not None and others is not None and (own_of == "median" or own > others):
             statement = (
                 f"{who} {one.host} spends {own:.1f} ms in checkpoints in steps {steps[0]} to {steps[1]}, {whom} "

@@ -7,18 +7,12 @@ import numpy as np
 from ...collectors.store import Attempt, Store
 from ...collectors.verdicts import Evidence
 from ...collectors.views import identifier, literal
+from ..asking import ask
 from ..detect import BoolArray
 from ..observations import Observations
 from ..peers import STAGE_AXIS
 from ..source import Source
 from .replicas import ReplicaWork
-
-
-def ask(store: Store, attempt: Attempt, sql: str) -> float | None:
-    """The single number that a query gives; None where it gives none."""
-    table = store.query(sql, attempt=attempt)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)
 
 
 def table_of(seen: Observations) -> str:
@@ -65,8 +59,8 @@ def stage_evidence(
             work = work_sql(attempt, seen, steps, f"s.kind = 'compute' AND {condition}")
             return f"SELECT {pick}(ms) FROM (SELECT rank, median(ms) AS ms FROM ({work}) GROUP BY rank)"
 
-        own = ask(store, attempt, sql(f"{axis} = {stage}", own_of))
-        others = ask(store, attempt, sql(f"{axis} <> {stage}", others_of))
+        own = ask(store, sql(f"{axis} = {stage}", own_of), attempt)
+        others = ask(store, sql(f"{axis} <> {stage}", others_of), attempt)
         if own is not None and others is not None and (own_of == "median" or own > others):
             statement = text.format(stage=stage, own=own, others=others)
             result.append(Evidence(statement, own, others, table_of(seen), sql(f"{axis} = {stage}", own_of)))
@@ -106,7 +100,7 @@ def replica_evidence(
             return f"SELECT median(ms) FROM ({inner})"
 
         here, others = members & (work.stage == stage), ~members & (work.stage == stage)
-        own, peers = ask(store, attempt, sql(here)), ask(store, attempt, sql(others))
+        own, peers = ask(store, sql(here), attempt), ask(store, sql(others), attempt)
         if own is None or peers is None:
             continue
         rank = int(seen.ranks[here][0])

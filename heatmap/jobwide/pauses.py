@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from ...collectors.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
+from ..asking import ask
 from ..cells import SegmentCells
 from ..observations import Observations
 from ..peers import FloatArray, row_median
 from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
-from .evidence import ask, table_of, total_sql
+from .evidence import table_of, total_sql
 from .stretch import steps_of
 
 SIGNAL = "checkpoint"
@@ -134,7 +135,7 @@ def _evidence(
     store: Store, attempt: Attempt, seen: Observations, steps: tuple[int, int], saving: int
 ) -> tuple[Evidence, ...]:
     sql = f"SELECT median(ms) FROM ({total_sql(attempt, seen, steps, f's.kind = {SegmentKind.CHECKPOINT.value!r}')})"
-    value = ask(store, attempt, sql)
+    value = ask(store, sql, attempt)
     if value is None:
         return ()
     steps_ms = float(np.nansum(seen.step_ms)) * seen.source.step_width

@@ -51,5 +51,4 @@ def surest_stretch(row: int, logs: FloatArray, least_z: float) -> Raised | None:
 
 def steps_of(first: int, last: int, seen: Observations) -> tuple[int, int]:
     """First and last step of a stretch of columns; the last column may not be complete yet."""
-    end = int(seen.steps[last]) + seen.source.step_width - 1
-    return int(seen.steps[first]), end if seen.last_step is None else min(end, seen.last_step)
+    return int(seen.steps[first]), seen.last_of(int(seen.steps[last]), seen.source.step_width)

@@ -9,10 +9,10 @@ import numpy as np
 from ...collectors.schemas import RANKS_PER_BLOCK
 from ...collectors.store import Attempt, Store
 from ...collectors.views import literal
+from ..asking import ask
 from ..observations import Observations
 from ..peers import FloatArray, IntArray
 from ..verdict import Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
-from .evidence import ask
 
 MIN_STEPS = 3
 """One or two slow first steps are what every job has."""
@@ -77,7 +77,7 @@ def _steps_sql(attempt: Attempt) -> str:
 
 def _culprit(store: Store, attempt: Attempt, found: WarmUp) -> Culprit:
     sql = f"SELECT avg(ms) FROM ({_steps_sql(attempt)}) WHERE step BETWEEN {found.first} AND {found.last}"
-    own = ask(store, attempt, sql)
+    own = ask(store, sql, attempt)
     statement = f"steps {found.first} to {found.last} take {own:.1f} ms on average, the median step after them "
     statement += f"{found.usual_ms:.1f} ms"
     return Culprit(

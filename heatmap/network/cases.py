@@ -110,8 +110,7 @@ def culprit_of(store: Store, attempt: Attempt, case: Case, routes: Routes, seen:
 
 
 def _steps(stretch: Raised, channels: Channels, seen: Observations) -> tuple[int, int]:
-    last = int(channels.steps[stretch.last]) + channels.step_width - 1
-    return int(channels.steps[stretch.first]), last if seen.last_step is None else min(last, seen.last_step)
+    return int(channels.steps[stretch.first]), seen.last_of(int(channels.steps[stretch.last]), channels.step_width)
 
 
 def _confidence(case: Case) -> float:

@@ -7,6 +7,7 @@ import re
 from ...collectors.store import Attempt, Store
 from ...collectors.verdicts import Evidence
 from ...collectors.views import literal
+from ..asking import ask
 from .places import Place
 
 NETWORK_WORDS = ("network", "nic", "rdma", "roce", "infiniband", "ib", "nvlink", "link", "ethernet", "pcie")
@@ -31,7 +32,7 @@ def counter_evidence(store: Store, attempt: Attempt, place: Place, steps: tuple[
     found = []
     for name in chosen:
         own, others = _sql(attempt, place, str(name), steps, "IN"), _sql(attempt, place, str(name), steps, "NOT IN")
-        value, peers = _value(store, attempt, own), _value(store, attempt, others)
+        value, peers = ask(store, own, attempt), ask(store, others, attempt)
         if value is not None and peers is not None and (said := _stands_out(str(name), value, peers)):
             hosts = ", ".join(place.hosts)
             found.append(Evidence(f"{name} of {hosts} is {value:g}, {said} {peers:g}", value, peers, "health", own))
@@ -66,9 +67,3 @@ def _sql(attempt: Attempt, place: Place, metric: str, steps: tuple[int, int], wh
         f"AND h.moment_ns BETWEEN t.low AND t.high AND h.host {which} ({hosts}) AND h.value IS NOT NULL "
         f"GROUP BY h.host)"
     )
-
-
-def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
-    table = store.query(sql, attempt=attempt)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)

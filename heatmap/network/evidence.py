@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...collectors.store import Attempt, Store
 from ...collectors.verdicts import Evidence
 from ...collectors.views import literal
+from ..asking import ask
 from ..verdict import CulpritKind
 from .channels import Channels
 from .levels import Routes
@@ -36,10 +37,9 @@ def gather(
     result = []
     for one in found:
         sql = make(attempt, one, channels, steps)
-        table = store.query(sql, attempt=attempt)
-        value = table.column(0)[0].as_py() if table.num_rows else None
-        if value is not None:
-            own, table_name = float(value), "events" if channels.exact else "rank_windows"
+        own = ask(store, sql, attempt)
+        if own is not None:
+            table_name = "events" if channels.exact else "rank_windows"
             said = _statement(place, one, own, channels, steps)
             result.append(Evidence(said, own, round(one.usual_ms, 6), table_name, sql))
     return tuple(result) + _victims(place, routes, result, inside=channels.inside)

@@ -18,6 +18,7 @@ from ...collectors.store import Attempt, Store
 from ...collectors.verdicts import Evidence
 from ...collectors.views import literal
 from ...profiler.vocabulary import SegmentKind
+from ..asking import ask
 from ..cells import NS_PER_MS, SegmentCells
 from ..compare import Comparison, compare, typical_excess
 from ..detect import Raised
@@ -190,14 +191,8 @@ def _evidence(
         ),
         (f"s.name = {literal(segment)}", "with the waiting in it, {segment} takes {own:.1f} and {peers:.1f} ms a step"),
     ):
-        own, peers = (_value(store, attempt, sql(condition, which)) for which in ("=", "<>"))
+        own, peers = (ask(store, sql(condition, which), attempt) for which in ("=", "<>"))
         if own is not None and peers is not None and (own < peers or "last" not in statement):
             said = statement.format(rank=rank, own=own, peers=peers, excess=excess, segment=segment)
             result.append(Evidence(said, own, peers, "events", sql(condition, "=")))
     return tuple(result)
-
-
-def _value(store: Store, attempt: Attempt, sql: str) -> float | None:
-    table = store.query(sql, attempt=attempt)
-    value = table.column(0)[0].as_py() if table.num_rows else None
-    return None if value is None else float(value)

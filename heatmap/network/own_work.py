@@ -9,6 +9,7 @@ import numpy as np
 from ...collectors.store import Attempt, Store
 from ...collectors.verdicts import Evidence
 from ...collectors.views import literal
+from ..asking import ask
 from ..detect import Raised
 from ..observations import MAIN_KINDS, Observations
 from ..peers import peers_median, row_median
@@ -62,12 +63,11 @@ def own_work_evidence(
         f"AND {extra} AND t.{step} BETWEEN {steps[0]} AND {steps[1]} AND s.kind IN ({kinds}) "
         f"AND t.rank IN ({', '.join(str(rank) for rank in ranks)}) GROUP BY ALL)"
     )
-    asked = store.query(sql, attempt=attempt)
-    own = asked.column(0)[0].as_py() if asked.num_rows else None
+    own = ask(store, sql, attempt)
     if own is None:
         return ()
     statement = (
         f"own work takes {own:.1f} ms a step there too, {found.peers_ms:.1f} ms on its peers: the whole machine may be "
         f"slow, and not its network alone"
     )
-    return (Evidence(statement, float(own), round(found.peers_ms, 6), table, sql),)
+    return (Evidence(statement, own, round(found.peers_ms, 6), table, sql),)
