@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import socket
 import time
 from collections import defaultdict
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..profiler.errors import FormatError
+from ..profiler.stack_signal import FOLDER as STACKS
 from .attempt_tables import run_row, small_tables, worst_exit
 from .event_rows import SpanArrays, event_rows
 from .health import RECORDER_SPAN, judged
 from .heartbeat_rows import heartbeat
-from .incidents import SNAPSHOT_GAP_S, IncidentWatch
+from .incidents import SNAPSHOT_GAP_S, Incident, IncidentKind, IncidentWatch
 from .outbox import UNFIT, Outbox, Whole
 from .overhead_watch import OverheadWatch
 from .processes import ProcessSample
@@ -105,6 +107,16 @@ class AttemptDrain:
     def changed_ns(self) -> int:
         """Monotonic moment at which any box was last seen to change."""
         return max((rank.changed_ns for rank in self.ranks), default=0)
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """What was noticed on this host; whoever responds to one notes it there."""
+        return self._incidents.incidents
+
+    @property
+    def stalls(self) -> int:
+        """How often the ranks of this host have come to a stand so far."""
+        return sum(one.kind == IncidentKind.STALLED for one in self._incidents.incidents)
 
     def is_left_over(self) -> bool:
         """Whether an earlier agent committed all of this and died before it could delete it."""
@@ -290,6 +302,7 @@ class AttemptDrain:
         for rank in self.ranks:
             rank.path.unlink(missing_ok=True)
             rank.metadata.remove()
+        shutil.rmtree(self.folder / STACKS, ignore_errors=True)
         if not any(self.folder.glob("*.box")):
             for clock in self.folder.glob("clock*.json"):
                 clock.unlink(missing_ok=True)

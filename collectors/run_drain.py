@@ -11,8 +11,10 @@ from typing import Any
 from ..profiler.errors import MegascopeError
 from ..profiler.topology import stable_id
 from .attempt_drain import AttemptDrain
+from .dumps import DumpGathering
 from .locks import FileLock
 from .outbox import UNFIT
+from .responding import Responder
 from .writer import TableWriter, WriterHeldError
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ class RunDrain:
         # The same run in the same spool always has the same writer: that is how a new agent finds its positions.
         self.writer_name = f"agent-{socket.gethostname()}-{stable_id('agent', str(spool.resolve()), run):016x}"
         self.attempts: dict[int, AttemptDrain] = {}
+        self._dumps: dict[int, DumpGathering] = {}
+        self._responders: dict[int, Responder] = {}
         self._writer: TableWriter | None = None
         self._given_up: set[Path] = set()
         self._problem = ""
@@ -92,6 +96,7 @@ class RunDrain:
                 continue
             attempt = AttemptDrain(folder, self.run, number, stall_s, states.get(str(number)), self._given_up)
             if attempt.is_left_over():
+                self._dumps_of(attempt).remove()
                 attempt.remove_spool()
             else:
                 self.attempts[number] = attempt
@@ -99,10 +104,33 @@ class RunDrain:
             most = min(MOST_SPANS_AT_ONCE, MOST_PENDING_SPANS - self.pending_spans)
             try:
                 attempt.poll(heartbeat=heartbeat, most=max(0, most))
+                self._dumps_of(attempt).poll(attempt.stalls, _hosts(attempt), is_last=attempt.is_over)
+                self._respond(attempt)
             except OSError as error:
                 attempt.say(f"{attempt.folder} cannot be read now ({error}): trying again.")
             except UNFIT as error:
                 self._set_aside(attempt, error)
+
+    def _dumps_of(self, attempt: AttemptDrain) -> DumpGathering:
+        known = self._dumps.get(attempt.attempt)
+        if known is None:
+            known = DumpGathering(attempt.folder, self._store, self.run, attempt.attempt)
+            self._dumps[attempt.attempt] = known
+        return known
+
+    def _respond(self, attempt: AttemptDrain) -> None:
+        """Let what was noticed be judged and told; an attempt without any incident needs nobody for that."""
+        if not attempt.incidents:
+            return
+        known = self._responders.get(attempt.attempt)
+        if known is None:
+            known = self._responders[attempt.attempt] = Responder(self._store, self.run, attempt.attempt)
+        known.poll(attempt.incidents, attempt.ranks, attempt.now_ns, is_last=attempt.is_over)
+
+    def _end_response(self, number: int) -> None:
+        responder = self._responders.pop(number, None)
+        if responder is not None:
+            responder.close()
 
     def _set_aside(self, attempt: AttemptDrain, error: Exception) -> None:
         """Leave an attempt that cannot be understood where it is, so that others go on."""
@@ -112,6 +140,7 @@ class RunDrain:
         )  # fmt: skip
         self._given_up.update(attempt.folder.glob("*.box"))
         attempt.close()
+        self._end_response(attempt.attempt)
         self.attempts.pop(attempt.attempt, None)
 
     def _open_writer(self) -> bool:
@@ -144,8 +173,10 @@ class RunDrain:
         for attempt in news:
             attempt.committed()
             if attempt.is_over_for_good():
+                self._dumps_of(attempt).remove()
                 attempt.remove_spool()
-                del self.attempts[attempt.attempt]
+                self._end_response(attempt.attempt)
+                del self.attempts[attempt.attempt], self._dumps[attempt.attempt]
         return True
 
     def _stage(self, attempt: AttemptDrain, *, with_events: bool) -> bool:
@@ -186,8 +217,15 @@ class RunDrain:
 
     def close(self) -> None:
         """Unmap all boxes, close the writer and give the run free."""
+        for number in list(self._responders):
+            self._end_response(number)
         for attempt in self.attempts.values():
             attempt.close()
         if self._writer is not None:
             self._writer.close()
         self._lock.release(delete=not self._folder.exists())
+
+
+def _hosts(attempt: AttemptDrain) -> dict[int, str]:
+    """Where each rank runs, as far as its metadata has begun."""
+    return {rank.rank: rank.header.host for rank in attempt.ranks if rank.header is not None}

@@ -255,9 +255,12 @@ TABLES: dict[str, Table] = {
             Column(
                 "kind",
                 _NAME,
-                "Of the trainer: slow, slow-link, stop, kill, skip-collective. Of the simulator: slow-gpu, throttling, "
+                "Of the trainer: slow, slow-link, stop, freeze, hold-gil, raise, kill, kill-host, no-rendezvous, nan, "
+                "skip-collective, wrong-collective, wrong-size, wrong-dtype, swap-order, receive-first, skip-send, "
+                "repeat-step. Of the simulator: slow-gpu, throttling, "
                 "slow-host, degraded-nic, gc-drift, data-stall, storage-stall, uneven-sequences, uneven-stages, "
-                "lost-heartbeats, and the kinds of culprits of the hang verdict.",
+                "lost-heartbeats, the kinds of culprits of the hang verdict, and crawling and long-phase, which only "
+                "look like a hang.",
             ),
             Column("ranks", pa.list_(_I32), "Ranks that carry the fault."),
             Column("host", _NAME, "Host that carries it; NULL where it is not one host."),

@@ -20,6 +20,7 @@ from .errors import UsageError
 from .null import NullRecorder
 from .patching import Undo
 from .recorder import Recorder
+from .rendezvous import install_rendezvous
 from .topology import Topology
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,10 @@ class AutomaticSpans:
                 lambda: install_compiled(recorder),
             ),
             Automatic.GRAPHS: (lambda: install_graphs(recorder),),
-            Automatic.COLLECTIVES: (lambda: install_collectives(recorder, topology),),
+            Automatic.COLLECTIVES: (
+                lambda: install_collectives(recorder, topology),
+                lambda: install_rendezvous(recorder),
+            ),
         }
         self._waiting = [installer for kind in Automatic if kind in chosen for installer in by_kind[kind]]
         self._waiting.append(lambda: (lambda: None) if teach_dynamo(replacements) else None)

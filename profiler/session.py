@@ -17,12 +17,15 @@ from .automatic_data import TimedLoader
 from .box import ABSENT_I16, ABSENT_I32
 from .cadence import chosen as chosen_cadence
 from .clock_exchange import join_exchange
+from .flight_recorder import DumpOnRequest
+from .for_dumps import answer_requests, leave_topology
 from .hot_path import NO_SPAN, OK
 from .identity import identify, next_attempt_in
 from .null import NullRecorder
-from .opening import RecorderSettings, default_spool, open_recorder
+from .opening import RecorderSettings, attempt_folder, default_spool, open_recorder
 from .recorder import Recorder
 from .ring_writer import ABORTED
+from .stack_signal import StackOnSignal
 from .topology import Topology
 from .vocabulary import SegmentKind
 
@@ -37,6 +40,8 @@ _T = TypeVar("_T")
 _recorder: Recorder | NullRecorder = NullRecorder()
 _automatic: AutomaticSpans | None = None
 _agent: HostAgent | None = None
+_dumps: DumpOnRequest | None = None
+_stacks: StackOnSignal | None = None
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
@@ -95,12 +100,14 @@ def init(
     fits = mesh.world_size == who.world_size
     if fits:
         recorder.topology(mesh, who.rank)
+        leave_topology(recorder, settings, mesh)
     else:
         log.warning("The topology %s has %d ranks, but the job has %d: it is not recorded.", dict(mesh.axes),
                     mesh.world_size, who.world_size)  # fmt: skip
     if configuration:
         recorder.configuration(configuration)
     install(recorder, chosen, mesh if fits else None)
+    answer_dump_requests(recorder, settings)
     if agent and (fallback := serve_fallback(recorder, folder, target)) is not None:
         fallback.leave()
     if isinstance(recorder, Recorder):
@@ -125,6 +132,19 @@ def install(
         _automatic = AutomaticSpans(
             recorder, automatic, topology=topology, close=shutdown, in_compiled_code=_IN_COMPILED_CODE
         )
+
+
+def answer_dump_requests(recorder: Recorder | NullRecorder, settings: RecorderSettings) -> None:
+    """Turn torch's Flight Recorder on, as far as nobody has, and dump it when the host's agent asks for that.
+
+    With ``MEGASCOPE_STACKS=1`` the agent may ask for Python stacks as well.
+    """
+    global _dumps, _stacks  # noqa: PLW0603  (one recorder a process is the point)
+    if _dumps is None:
+        _dumps = answer_requests(recorder, settings)
+    if _stacks is None and isinstance(recorder, Recorder) and recorder.spool is not None:
+        folder = attempt_folder(recorder.spool, settings.run, settings.attempt)
+        _stacks = StackOnSignal.register(folder, settings.rank)
 
 
 def current() -> Recorder | NullRecorder:
@@ -214,9 +234,15 @@ def loader(iterable: Iterable[_T], *, name: str = "data_wait") -> TimedLoader[_T
 
 def shutdown(reason: str = "finished") -> None:
     """Stop recording; what was recorded is complete. The agent goes on until it has written everything."""
-    global _automatic, _recorder
+    global _automatic, _dumps, _recorder, _stacks
     automatic, _automatic = _automatic, None
     recorder, _recorder = _recorder, NullRecorder()
+    dumps, _dumps = _dumps, None
+    stacks, _stacks = _stacks, None
+    if stacks is not None:
+        stacks.close()
+    if dumps is not None:
+        dumps.close()
     if automatic is not None:
         automatic.close()
     if isinstance(recorder, Recorder):
@@ -266,9 +292,9 @@ _IN_COMPILED_CODE: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def _detach_after_fork() -> None:
-    global _agent, _automatic, _recorder
+    global _agent, _automatic, _dumps, _recorder, _stacks
     automatic, _automatic = _automatic, None
-    _recorder, _agent = NullRecorder(), None
+    _recorder, _agent, _dumps, _stacks = NullRecorder(), None, None, None
     for recorder in list(_open_recorders):
         recorder.detach()  # first: what is undone must not write to the parent's box
     _open_recorders.clear()

@@ -16,7 +16,8 @@ from ..profiler.box import ABSENT_I16, ABSENT_I32
 from ..profiler.c10d_groups import ignore_group
 from ..profiler.recorder import AnyRecorder
 from ..profiler.vocabulary import SegmentKind
-from .faults import FaultSwitches
+from .faults.alter import Call, altered
+from .faults.switches import FaultSwitches
 from .handle import Handle, explain
 from .staging import HostStage, Operation
 
@@ -140,6 +141,11 @@ class Channel:
             funnel.switches.pause()
             if funnel.switches.skips(segment):
                 return Handle(self, None, None, None)
+            wrong = funnel.switches.alters(segment)
+            if wrong is not None:
+                call = altered(wrong, Call(segment, operation, tensors, written, payload), self.kind, self._group)
+                segment, operation, tensors = call.segment, call.operation, call.tensors
+                written, payload = call.written, call.payload
         self.issued += 1
         size_bytes = payload.numel() * payload.element_size()
         funnel.count(segment, size_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +21,13 @@ from .comm import Funnel, Traffic
 from .config import Backend, TrainConfig
 from .corpus import encode, read_text, train_tokenizer
 from .data import Batches, Loader, Split
-from .faults import FaultSwitches, parse_fault
+from .faults.kinds import parse_fault
+from .faults.switches import FaultSwitches
 from .flat import FlatChunk
 from .flops import peak_flops, utilization
 from .model import LOSS_DTYPES, ModelChunk
 from .optim import ShardedAdamW, learning_rate
-from .pipeline import Pipeline
+from .pipeline import Pipeline, not_finite
 from .probe import Probe
 from .readback import Readback
 from .schedule import as_rows, training_schedule, virtual_stage
@@ -139,6 +141,8 @@ class Trainer:
         try:
             for step in range(start, self._config.train.steps):
                 self._step(step, result)
+                if self._switches.active and self._switches.repeats(step):
+                    self._step(step, result)
         finally:
             self._switches.close()
             gc.enable()
@@ -173,6 +177,8 @@ class Trainer:
         world = self._world.size
         for done in self._readback.ready(wait=wait):
             step, (loss, norm) = done.step, done.values
+            if not math.isfinite(loss):  # what all ranks know alike: they stop together
+                raise not_finite(step)
             result.losses.append(loss)
             result.grad_norms.append(norm)
             rate = learning_rate(train, step)

@@ -47,10 +47,14 @@ class ShardedAdamW:
         ``loss`` is this rank's part of the job's mean loss, None if it has none. Returns [loss of the job, gradient
         norm before clipping], float64, the same on every rank: both travel in one all-reduce.
         """
-        for flat in self.flats:
+        is_swapped = self._world.funnel.switches.swaps_order()
+        for flat in () if is_swapped else self.flats:
             flat.finish_reduce()
         with self._probe.span("grad_clip"):
             metrics = self._reduce_metrics(loss)
+            for flat in self.flats if is_swapped else ():
+                flat.reduce()
+                flat.finish_reduce()
             metrics[1].sqrt_()
             scale = (self._config.clip / (metrics[1] + CLIP_EPSILON)).clamp(max=1.0)
         with self._probe.span("optimizer"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..profiler.box import ABSENT_I16, ABSENT_I32
+from ..profiler.errors import MegascopeError
 from ..profiler.vocabulary import ActionKind
 from .comm import Funnel
 from .config import TrainConfig
@@ -18,6 +19,11 @@ from .model import DTYPES, ModelChunk
 from .probe import Probe
 from .schedule import COMPUTE, Action, evaluation_schedule, training_schedule
 from .topology import Edge, EdgeKind, Mesh
+
+
+class NotFiniteError(MegascopeError):
+    """The loss is infinite or not a number."""
+
 
 OptimizerStep = Callable[[Tensor | None], None]
 """Given this rank's part of the mean loss (None if it has none), update the weights' shards."""
@@ -95,7 +101,7 @@ class Pipeline:
             ActionKind.SEND_BACKWARD: self._send,
             ActionKind.RECV_FORWARD: self._posted_ahead,
             ActionKind.RECV_BACKWARD: self._posted_ahead,
-            ActionKind.REDUCE_SCATTER: lambda action: self._flats[action.chunk or 0].reduce(),
+            ActionKind.REDUCE_SCATTER: self._reduce,
             ActionKind.ALL_GATHER: lambda action: self._flats[action.chunk or 0].gather(),
             ActionKind.OPTIMIZER_STEP: lambda _: self._optimizer_step(self._loss),
         }
@@ -160,10 +166,23 @@ class Pipeline:
         handle.wait()
         return tensor
 
+    def _reduce(self, action: Action) -> None:
+        if not self._funnel.switches.swaps_order():
+            self._flats[action.chunk or 0].reduce()
+
     def _send(self, action: Action) -> None:
+        if action.kind is ActionKind.SEND_FORWARD and self._funnel.switches.receives_first():
+            self._await_reply(action)
         while self._sends and self._sends[0].is_done():
             self._sends.popleft().wait()
         self._sends.append(self._links.send(action.kind, self._outgoing.pop(action.key)))
+
+    def _await_reply(self, action: Action) -> None:
+        """Wait for the gradient of what is not sent yet: the order in which two stages wait for each other for ever."""
+        reply = Action(ActionKind.RECV_BACKWARD, action.chunk, action.microbatch)
+        if reply.key not in self._incoming:
+            self._post_receive(reply)
+        self._incoming[reply.key][1].wait()
 
     def _forward(self, action: Action) -> None:
         assert action.chunk is not None
@@ -181,7 +200,7 @@ class Pipeline:
                 with self._probe.span(loss_name, action.microbatch, action.chunk):
                     output = chunk.loss(output, self._tokens(action.microbatch)[:, 1:].t())
         if chunk.is_last:
-            self._add_loss(output.detach())
+            self._add_loss(output.detach(), action.microbatch)
         else:
             self._outgoing[ActionKind.SEND_FORWARD, action.chunk, action.microbatch] = output.detach()
         if self._is_training:
@@ -194,7 +213,7 @@ class Pipeline:
         gradient = self._receive(action)
         if gradient is None:
             gradient = torch.full_like(output, self._loss_scale)
-        if action.microbatch == self._last_microbatch:
+        if action.microbatch == self._last_microbatch and not self._funnel.switches.swaps_order():
             self._flats[action.chunk].arm()
         with self._probe.span("backward", action.microbatch, action.chunk):
             torch.autograd.backward(output, gradient)
@@ -206,10 +225,23 @@ class Pipeline:
         assert self._batch is not None
         return self._batch[microbatch * self._rows : (microbatch + 1) * self._rows]
 
-    def _add_loss(self, loss: Tensor) -> None:
+    def _add_loss(self, loss: Tensor, microbatch: int) -> None:
+        if self._funnel.switches.poisons():
+            loss = loss * torch.nan
+        if loss.device.type == "cpu" and not bool(loss.isfinite()):  # on a device to look would be to wait for it
+            raise not_finite(None, microbatch)
         if self._reports_loss:
             part = loss.double() * self._loss_scale
             self._loss = part if self._loss is None else self._loss + part
+
+
+def not_finite(step: int | None = None, microbatch: int | None = None) -> MegascopeError:
+    """The error of a loss that is infinite or not a number: weights that are updated with it are lost."""
+    where = f"of step {step}" if step is not None else f"of micro-batch {microbatch} on this rank"
+    return NotFiniteError(
+        f"The loss {where} is not finite (NaN or infinite): go back to an earlier checkpoint, and lower "
+        "train.learning_rate or look at the data of that step."
+    )
 
 
 def _receives(actions: Sequence[Action]) -> list[tuple[int, Action]]:

@@ -8,30 +8,8 @@ from typing import Any
 from ..profiler.box import ABSENT_I16, ABSENT_I32
 from ..profiler.null import NullRecorder
 from ..profiler.recorder import Recorder
-from ..profiler.vocabulary import SegmentKind
-from .faults import FaultSwitches
-
-KINDS = {
-    "setup": SegmentKind.INIT,
-    "data": SegmentKind.DATA,
-    "data_read": SegmentKind.DATA,
-    "forward": SegmentKind.COMPUTE,
-    "backward": SegmentKind.COMPUTE,
-    "loss": SegmentKind.COMPUTE,
-    "grad_clip": SegmentKind.OPTIMIZER,
-    "optimizer": SegmentKind.OPTIMIZER,
-    "eval": SegmentKind.EVAL,
-    "eval_forward": SegmentKind.EVAL,
-    "eval_loss": SegmentKind.EVAL,
-    "checkpoint_snapshot": SegmentKind.CHECKPOINT,
-    "checkpoint_save": SegmentKind.CHECKPOINT,
-    "checkpoint_write": SegmentKind.CHECKPOINT,
-    "checkpoint_sync": SegmentKind.CHECKPOINT,
-    "checkpoint_rename": SegmentKind.CHECKPOINT,
-    "checkpoint_load": SegmentKind.CHECKPOINT,
-    "gc": SegmentKind.GC,
-}
-"""The segments of the trainer, besides communication."""
+from .faults.segments import KINDS
+from .faults.switches import FaultSwitches
 
 
 class Probe:

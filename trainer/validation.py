@@ -145,7 +145,7 @@ def _others(config: TrainConfig, _: int) -> Iterator[Problem]:
         config.data.tokenizer == "bpe" and config.model.vocabulary < 257,
         f"Byte-pair encoding needs more than 256 tokens, but model.vocabulary is {config.model.vocabulary}: raise it.",
     )
-    from .fault_checks import check_faults  # noqa: PLC0415  (it imports the recorder; this module stays light)
+    from .faults.checks import check_faults  # noqa: PLC0415  (only a configuration with faults needs it)
 
     for sentence in check_faults(config):
         yield True, sentence

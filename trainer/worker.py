@@ -18,13 +18,15 @@ from ..profiler.automatic import Automatic
 from ..profiler.cadence import chosen as chosen_cadence
 from ..profiler.clock_exchange import join_exchange
 from ..profiler.errors import MegascopeError, UsageError
+from ..profiler.for_dumps import leave_topology
 from ..profiler.identity import RUN_VARIABLE, identify, next_attempt_in
 from ..profiler.null import NullRecorder
 from ..profiler.opening import RecorderSettings, default_spool, open_recorder
 from ..profiler.recorder import AnyRecorder, Recorder
-from ..profiler.session import install, shutdown
-from ..profiler.vocabulary import SegmentKind
+from ..profiler.rendezvous import in_rendezvous
+from ..profiler.session import answer_dump_requests, install, shutdown
 from .config import Backend, TrainConfig
+from .faults.switches import miss_rendezvous
 from .inputs import check_inputs
 from .loop import Progress, Trainer, TrainResult
 
@@ -91,8 +93,9 @@ def run_worker(
             _join(config, place, device, rendezvous)  # all ranks take the name from rank 0, which they meet only there
         recorder, config = open_worker_recorder(config, place, device, name)
     try:
+        miss_rendezvous(config.fault, place.rank, recorder, config.attempt(os.environ))
         if not dist.is_initialized():
-            with recorder.span(recorder.segment("rendezvous", SegmentKind.INIT)):
+            with in_rendezvous(recorder, place.world_size):
                 _join(config, place, device, rendezvous)
         result = Trainer(config, recorder, device, progress if place.rank == 0 else None).run()
         dist.destroy_process_group()
@@ -144,7 +147,9 @@ def open_worker_recorder(
     recorder = open_recorder(settings)
     if (agent := serve_fallback(recorder, spool, record.store.absolute())) is not None:
         agent.leave()
+    leave_topology(recorder, settings, config.topology())
     install(recorder, AUTOMATIC)
+    answer_dump_requests(recorder, settings)
     if isinstance(recorder, Recorder):
         join_exchange(recorder, replace(who, **asdict(place)))
     return recorder, replace(config, record=replace(record, run=who.run, attempt=who.attempt))

@@ -11,8 +11,9 @@ import pytest
 from megascope.profiler.errors import UsageError
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.topology import Topology
-from megascope.trainer.fault_checks import known_segments, receivers
-from megascope.trainer.faults import Fault, FaultKind, FaultSwitches, parse_fault
+from megascope.trainer.faults.checks import known_segments, receivers
+from megascope.trainer.faults.kinds import Fault, FaultKind, parse_fault
+from megascope.trainer.faults.switches import FaultSwitches
 from megascope.trainer.topology import pipeline_edges
 from support.training import run_config, small_config
 
@@ -37,7 +38,7 @@ def test_a_fault_is_parsed() -> None:
     ("text", "sentence"),
     [
         ("", "has no known kind"),
-        ("fast rank=1", "has no known kind: begin it with one of slow, slow-link, stop, kill, skip-collective"),
+        ("fast rank=1", "has no known kind: begin it with one of slow, slow-link, stop, freeze, hold-gil, raise, "),
         ("slow rank=1", "lacks factor"),
         ("slow rank=1 factor=2 step=3", "has 'step=3', which slow does not take"),
         ("slow rank=1 factor=2 factor=3", "has 'factor=3'"),
@@ -127,8 +128,8 @@ class VirtualTime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns, self.slept_ns = 1_000_000_000, 0
-        monkeypatch.setattr("megascope.trainer.faults.time.monotonic_ns", lambda: self.now_ns)
-        monkeypatch.setattr("megascope.trainer.faults.time.sleep", self._sleep)
+        monkeypatch.setattr("megascope.trainer.faults.switches.time.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("megascope.trainer.faults.switches.time.sleep", self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.slept_ns += int(seconds * 1e9) + 200_000

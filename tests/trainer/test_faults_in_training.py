@@ -107,7 +107,7 @@ def count_sleep_of_ranks(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
             with path.open("a") as file:
                 file.write(f"{time.monotonic() - began}\n")
 
-    monkeypatch.setattr("megascope.trainer.faults.time.sleep", sleep)
+    monkeypatch.setattr("megascope.trainer.faults.switches.time.sleep", sleep)
 
 
 @pytest.mark.timeout(60)

@@ -233,9 +233,9 @@ def test_a_rank_that_waits_for_the_others_at_the_rendezvous_shows_it(tmp_path: P
         os.environ.update(WORLD_SIZE="2", MEGASCOPE_PORT=str(_free_port()))
         run_worker(config)
 
-    (outcome,) = fork_ranks(1, work, settle_s=0, until=lambda: bool(in_flight()))
+    (outcome,) = fork_ranks(1, work, settle_s=0, until=lambda: len(in_flight()) == 2)
     assert outcome.code == -signal.SIGKILL
-    assert in_flight() == ["rendezvous (init)"]
+    assert in_flight() == ["rendezvous (init)", "rendezvous (collective)"]
 
 
 @pytest.mark.timeout(120)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..profiler.topology import Topology
-from .faults import Fault, FaultKind, parse_fault
-from .probe import KINDS
+from ...profiler.topology import Topology
+from .kinds import ALTERING, Fault, FaultKind, parse_fault
+from .segments import KINDS
 
 if TYPE_CHECKING:
-    from .config import TrainConfig
+    from ..config import TrainConfig
 
 BEFORE_STEPS = frozenset({"setup", "checkpoint_load"})
 """Segments that end before the first step; faults act in steps."""
@@ -23,6 +23,10 @@ COLLECTIVES = {
     "dp": ("dp_all_gather", "dp_reduce_scatter"),
 }
 WORLD_COLLECTIVES = ("world_all_reduce",)
+SENDS = ("send_forward", "send_backward")
+
+
+_NOTHING = {FaultKind.SKIP_SEND: "one pipeline stage sends nothing"}
 
 
 def check_faults(config: TrainConfig) -> Iterator[str]:
@@ -40,7 +44,7 @@ def _problems(fault: Fault, config: TrainConfig) -> Iterator[str]:
         return
     allowed = known_segments(fault.kind, config)
     if unknown := [name for name in fault.segments if name not in allowed]:
-        known = f"use {', '.join(allowed)}" if allowed else "one process has no collectives"
+        known = f"use {', '.join(allowed)}" if allowed else _NOTHING.get(fault.kind, "one process has no collectives")
         yield f"names the segment {', '.join(unknown)}, where {fault.kind} does not act: {known}."
     if fault.link is not None:
         source, destination = fault.link
@@ -48,11 +52,40 @@ def _problems(fault: Fault, config: TrainConfig) -> Iterator[str]:
         if destination not in peers:
             known = f"use one of {', '.join(map(str, peers))}" if peers else "it sends to no rank"
             yield f"names a link from {source} to {destination}, over which nothing is sent: from {source} {known}."
+    if problem := _of_layout(fault, config):
+        yield problem
+
+
+def _of_layout(fault: Fault, config: TrainConfig) -> str | None:
+    """What the kind of a fault needs of the layout and the ranks, and does not find."""
+    topology, parallel = config.topology(), config.parallel
+    stage = {rank: topology.coordinates(rank).get("pp", 0) for rank in fault.ranks}
+    last = parallel.pp - 1
+    if fault.kind is FaultKind.RECEIVE_FIRST and last in stage.values():
+        return f"names a rank of the last pipeline stage ({last}), which gets no gradient: name ranks before it."
+    if fault.kind is FaultKind.SKIP_SEND:
+        bad = last if "send_forward" in fault.segments else 0 if "send_backward" in fault.segments else None
+        if bad is not None and parallel.chunks == 1 and bad in stage.values():
+            return f"names a rank of pipeline stage {bad}, which sends nothing that way: name ranks of another stage."
+    if fault.kind is FaultKind.NAN and any(number != last for number in stage.values()):
+        return f"names a rank that computes no loss: name ranks of the last pipeline stage ({last})."
+    if fault.kind is FaultKind.SWAP_ORDER and parallel.dp == 1:
+        return "has no gradients to reduce over dp, which is 1: raise parallel.dp."
+    if fault.kind is FaultKind.REPEAT_STEP:
+        replicas = {topology.coordinates(rank).get("dp", 0) for rank in fault.ranks}
+        whole = {rank for rank in range(topology.world_size) if topology.coordinates(rank).get("dp", 0) in replicas}
+        if parallel.dp == 1 or whole != set(fault.ranks):
+            named = ",".join(map(str, sorted(whole)))
+            return f"needs all ranks of a data-parallel replica of several: set parallel.dp above 1 and rank={named}."
+    return None
 
 
 def known_segments(kind: FaultKind, config: TrainConfig) -> list[str]:
-    """Segments in which a fault of a kind can act: collectives of the layout for one that skips, else work."""
-    if kind is FaultKind.SKIP_COLLECTIVE:
+    """Segments in which a fault of a kind can act: collectives or sends of the layout where it is about those, else
+    work."""
+    if kind is FaultKind.SKIP_SEND:
+        return list(SENDS) if config.topology().size("pp") > 1 else []
+    if kind in ALTERING | {FaultKind.SKIP_COLLECTIVE}:
         topology = config.topology()
         names = [name for axis, names in COLLECTIVES.items() if topology.size(axis) > 1 for name in names]
         return names + list(WORLD_COLLECTIVES if topology.world_size > 1 else ())

@@ -1,132 +1,27 @@
-"""Faults put in on purpose, for demonstrations and tests: slow rank, slow link, stop, kill, skipped collective."""
+"""The faults that one rank carries, and the moments at which they act."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from ..profiler.errors import UsageError
-from ..profiler.null import NullRecorder
-from ..profiler.recorder import Recorder
+from ...profiler.null import NullRecorder
+from ...profiler.recorder import Recorder
+from .acts import act
+from .kinds import ACTS, ALTERING, ENDING, SKIPPING, Fault, FaultKind, parse_fault
 
 SMALLEST_SLEEP_NS = 1_000_000
 """Shorter sleeps overshoot by a good part of themselves; what is owed is carried on instead."""
 
 
-class FaultKind(StrEnum):
-    """What goes wrong."""
-
-    SLOW = "slow"
-    SLOW_LINK = "slow-link"
-    STOP = "stop"
-    KILL = "kill"
-    SKIP_COLLECTIVE = "skip-collective"
-
-
-REQUIRED = {
-    FaultKind.SLOW: {"rank", "factor"},
-    FaultKind.SLOW_LINK: {"link", "delay_ms"},
-    FaultKind.STOP: {"rank", "segment", "step"},
-    FaultKind.KILL: {"rank", "step"},
-    FaultKind.SKIP_COLLECTIVE: {"rank", "segment", "step"},
-}
-OPTIONAL = {
-    FaultKind.SLOW: {"segment", "from", "to"},
-    FaultKind.SLOW_LINK: {"from", "to"},
-    FaultKind.STOP: set(),
-    FaultKind.KILL: {"segment"},
-    FaultKind.SKIP_COLLECTIVE: set(),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One fault. ``segments`` empty means forward and backward for slow, the start of the step for kill.
-
-    ``last_step`` is the last step that has it, None for all that follow. ``link`` is (source, destination).
-    ``attempt`` None acts in every attempt, so that a restarted job that repeats the step meets it again.
-    """
-
-    text: str
-    kind: FaultKind
-    ranks: tuple[int, ...]
-    segments: tuple[str, ...] = ()
-    factor: float | None = None
-    delay_ms: float | None = None
-    link: tuple[int, int] | None = None
-    first_step: int = 0
-    last_step: int | None = None
-    attempt: int | None = None
-
-    def covers(self, step: int) -> bool:
-        """Whether the fault acts in a step."""
-        return self.first_step <= step and (self.last_step is None or step <= self.last_step)
-
-
-def parse_fault(text: str) -> Fault:
-    """Parse ``KIND key=value ...``; several ranks or segments are joined by commas.
-
-    slow rank=5 factor=1.5 [segment=forward,backward] [from=20] [to=100]; slow-link link=1>5 delay_ms=20 [from=] [to=];
-    stop rank=3 segment=forward step=12; kill rank=3 step=12 [segment=backward];
-    skip-collective rank=3 segment=dp_all_gather step=12. Each takes attempt=0 too, to act in that attempt alone.
-    Raises UsageError for anything else.
-    """
-    name, *pairs = text.split() or [""]
-    if name not in set(FaultKind):
-        raise UsageError(f"The fault {text!r} has no known kind: begin it with one of {', '.join(FaultKind)}.")
-    kind = FaultKind(name)
-    known = REQUIRED[kind] | OPTIONAL[kind] | {"attempt"}
-    values: dict[str, str] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not value or key not in known or key in values:
-            raise UsageError(
-                f"The fault {text!r} has {pair!r}, which {kind} does not take: "
-                f"use {', '.join(sorted(known))}, as key=value."
-            )
-        values[key] = value
-    if missing := sorted(REQUIRED[kind] - values.keys()):
-        raise UsageError(f"The fault {text!r} lacks {', '.join(missing)}: add it as key=value.")
-    try:
-        fault = _from_values(text, kind, values)
-    except ValueError as error:
-        raise UsageError(f"The fault {text!r} has a value that cannot be read ({error}): use numbers.") from error
-    is_empty = fault.last_step is not None and fault.last_step < fault.first_step
-    is_fast = fault.factor is not None and not 1 < fault.factor < 1e6
-    is_short = fault.delay_ms is not None and not 0 < fault.delay_ms < 1e9
-    if is_empty or is_fast or is_short or min(*fault.ranks, fault.first_step, fault.attempt or 0) < 0:
-        raise UsageError(
-            f"The fault {text!r} would do nothing: give ranks, steps and attempts from 0, a factor above 1, a delay_ms "
-            "above 0, and a to that is not before from."
-        )
-    return fault
-
-
-def _from_values(text: str, kind: FaultKind, values: dict[str, str]) -> Fault:
-    link = None
-    if "link" in values:
-        source, destination = (int(rank) for rank in values["link"].split(">"))
-        link = source, destination
-    first = int(values.get("step", values.get("from", "0")))
-    last = values.get("step", values.get("to"))
-    return Fault(
-        text=text,
-        kind=kind,
-        ranks=link or tuple(int(rank) for rank in values["rank"].split(",")),
-        segments=tuple(values["segment"].split(",")) if "segment" in values else (),
-        factor=float(values["factor"]) if "factor" in values else None,
-        delay_ms=float(values["delay_ms"]) if "delay_ms" in values else None,
-        link=link,
-        first_step=first,
-        last_step=None if last is None else int(last),
-        attempt=int(values["attempt"]) if "attempt" in values else None,
-    )
+def miss_rendezvous(texts: Sequence[str], rank: int, recorder: Recorder | NullRecorder, attempt: int = 0) -> None:
+    """Come back, unless this rank is to miss the rendezvous: then never."""
+    for fault in map(parse_fault, texts):
+        if fault.kind is FaultKind.NO_RENDEZVOUS and rank in fault.ranks and fault.attempt in (None, attempt):
+            recorder.fault(as_row(fault, time.monotonic_ns(), None))
+            act(FaultKind.STOP, fault.text)
 
 
 class FaultSwitches:
@@ -148,18 +43,21 @@ class FaultSwitches:
         self._busy_since_ns = self._owed_ns = 0
 
     def step(self, number: int) -> None:
-        """Begin a step; a kill without a segment acts here, and faults whose last step is over end."""
+        """Begin a step; what befalls the rank outside of any segment acts here, and faults whose last step is over end.
+
+        Raises InjectedError for a fault of kind raise.
+        """
         self._step = number
         self._end(fault for fault in self._faults if fault.last_step is not None and fault.last_step < number)
-        for fault in self._acting(FaultKind.KILL):
+        for fault in self._acting(*ACTS):
             if not fault.segments:
-                self._kill(fault)
+                self._act(fault)
 
     def enter(self, segment: str) -> None:
-        """A segment of the rank's own work begins; called inside its span."""
-        for fault in self._acting(FaultKind.KILL, FaultKind.STOP):
+        """A segment of the rank's own work begins; called inside its span. Raises as `step` does."""
+        for fault in self._acting(*ACTS):
             if segment in fault.segments:
-                self._kill(fault) if fault.kind is FaultKind.KILL else self._stop(fault)
+                self._act(fault)
         if threading.get_ident() != self._thread:  # a checkpoint that is written beside training
             return
         self.pause()
@@ -191,11 +89,44 @@ class FaultSwitches:
 
     def skips(self, segment: str) -> bool:
         """Whether to leave out the next operation: the first of the named segment in the step."""
-        for fault in self._acting(FaultKind.SKIP_COLLECTIVE):
-            if segment in fault.segments and fault.text not in self._acted:
+        return self._first_time(SKIPPING, segment) is not None
+
+    def alters(self, segment: str) -> FaultKind | None:
+        """In which wrong way to call the next collective, if any: the first of the named segment in the step."""
+        return self._first_time(ALTERING, segment)
+
+    def swaps_order(self) -> bool:
+        """Whether to reduce over the other axes, this step, before the gradients are reduced over dp."""
+        return self._is_acting(FaultKind.SWAP_ORDER)
+
+    def receives_first(self) -> bool:
+        """Whether to wait, this step, for the gradient of an activation before the activation is sent."""
+        return self._is_acting(FaultKind.RECEIVE_FIRST)
+
+    def poisons(self) -> bool:
+        """Whether the loss of this step is not a number."""
+        return self._is_acting(FaultKind.NAN)
+
+    def repeats(self, step: int) -> bool:
+        """Whether a step that has just ended is to be run once more; the second time is not the fault's any more."""
+        for fault in self._acting(FaultKind.REPEAT_STEP):
+            if fault.covers(step) and fault.text not in self._acted:
                 self._note(fault)
                 return True
         return False
+
+    def _first_time(self, kinds: frozenset[FaultKind], segment: str) -> FaultKind | None:
+        for fault in self._acting(*kinds):
+            if segment in fault.segments and fault.text not in self._acted:
+                self._note(fault)
+                return fault.kind
+        return None
+
+    def _is_acting(self, kind: FaultKind) -> bool:
+        acting = self._acting(kind)
+        for fault in acting:
+            self._note(fault)
+        return bool(acting)
 
     def slows_link(self, ranks: Sequence[int]) -> bool:
         """Whether a slow link that this rank sends on joins two of the given ranks."""
@@ -229,14 +160,9 @@ class FaultSwitches:
             self._busy_since_ns = time.monotonic_ns()
             self._owed_ns -= self._busy_since_ns - now
 
-    def _kill(self, fault: Fault) -> None:
+    def _act(self, fault: Fault) -> None:
         self._note(fault)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _stop(self, fault: Fault) -> None:
-        self._note(fault)
-        while True:
-            time.sleep(3600)
+        act(fault.kind, fault.text)
 
     def _acting(self, *kinds: FaultKind) -> list[Fault]:
         return [fault for fault in self._faults if fault.kind in kinds and fault.covers(self._step)]
@@ -249,7 +175,7 @@ class FaultSwitches:
         """Record that a fault acts for the first time; a kill has no later moment for its end."""
         if fault.text not in self._acted:
             now = self._acted[fault.text] = time.monotonic_ns()
-            self._recorder.fault(as_row(fault, now, now if fault.kind is FaultKind.KILL else None))
+            self._recorder.fault(as_row(fault, now, now if fault.kind in ENDING else None))
 
     def _end(self, faults: Iterable[Fault]) -> None:
         """Record once more, under the same id, those that have acted and now act no longer."""

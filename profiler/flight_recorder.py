@@ -1,0 +1,126 @@
+"""PyTorch's Flight Recorder: turned on where nobody has, its dumps led to the spool, and taken on request.
+
+NCCL writes its dumps by itself when a collective times out. For gloo nobody does: there a thread of each rank looks for
+a request, which the host's agent leaves when the job stands still, and writes what the Flight Recorder holds. A rank
+whose main thread holds the interpreter's lock cannot answer, and that there is no dump of it is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+DUMPS = "dumps"
+"""Folder of an attempt's dumps, in its folder of the spool."""
+
+PREFIX = "_dump_"
+REQUEST = "request"
+LOOK_S = 0.5
+MOST_ENTRIES = 400
+"""Entries of a dump that is taken on request, the newest: about 200 KB. What hangs is among the newest."""
+
+_DEFAULTS = (
+    (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+    (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+)
+_PLACE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Names of a setting, today's first, then the one before it, which torch still reads."""
+
+
+def turn_on(folder: Path, environment: MutableMapping[str, str] | None = None) -> None:
+    """Set what makes torch record and dump into the attempt's ``folder``, where the user has set nothing.
+
+    Before the process group is made; afterwards it has no effect.
+    """
+    env = os.environ if environment is None else environment
+    for names, value in (*_DEFAULTS, (_PLACE, str(folder / DUMPS / PREFIX))):
+        if not any(name in env for name in names):
+            env[names[0]] = value
+    with contextlib.suppress(OSError):
+        (folder / DUMPS).mkdir(exist_ok=True)
+
+
+def request_dumps(folder: Path) -> None:
+    """Ask all ranks that record into the attempt's ``folder`` for a dump each. OSError where that cannot be done."""
+    (folder / DUMPS).mkdir(exist_ok=True)
+    (folder / DUMPS / REQUEST).touch()
+
+
+class DumpOnRequest:
+    """Waits for requests, on a thread of its own, and answers each with one dump."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder / DUMPS, rank
+        self._ended = threading.Event()
+        self._answered = self._asked_at()
+        self._thread = threading.Thread(target=self._watch, name="megascope-dumps", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._ended.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2)
+
+    def _asked_at(self) -> int:
+        try:
+            return (self._folder / REQUEST).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            asked = self._asked_at()
+            if asked > self._answered:
+                self._answered = asked
+                try:
+                    self._write()
+                except Exception as error:  # the rank is to go on whatever a library does here
+                    log.warning("Rank %d cannot dump its Flight Recorder (%s).", self._rank, error)
+
+    def _write(self) -> None:
+        content = take_dump()
+        if content is None:
+            return
+        path = self._folder / f"{PREFIX}{self._rank}.json"
+        own = path.with_suffix(".tmp")
+        own.write_text(json.dumps(content, separators=(",", ":")))
+        own.replace(path)
+
+
+def take_dump() -> dict[str, Any] | None:
+    """What the Flight Recorder of this process holds, bounded, with its groups' members; None where there is none.
+
+    gloo's dumps name no group (`pg_config`): it is filled in from what torch knows.
+    """
+    library = sys.modules.get("torch._C._distributed_c10d")
+    take = getattr(library, "_dump_fr_trace_json", None)
+    if take is None:
+        return None
+    content: dict[str, Any] = json.loads(take(True, False))
+    content["entries"] = content.get("entries", [])[-MOST_ENTRIES:]
+    known = _groups()
+    content["pg_config"] = {**known, **{name: one for name, one in content.get("pg_config", {}).items() if name}}
+    return content
+
+
+def _groups() -> dict[str, dict[str, str]]:
+    """This rank's process groups, as a dump's `pg_config` has them."""
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    found: dict[str, dict[str, str]] = {}
+    if distributed is None or not distributed.is_initialized():
+        return found
+    for group, name in list(distributed._world.pg_names.items()):
+        ranks = sorted(distributed._world.pg_group_ranks.get(group, ()))
+        if ranks:
+            found[name] = {"name": name, "desc": str(group.group_desc), "ranks": str(ranks)}
+    return found

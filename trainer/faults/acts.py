@@ -1,0 +1,73 @@
+"""What befalls a rank in the middle of its work: it stops, freezes, holds the interpreter, raises, or is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from .kinds import FaultKind
+
+LAUNCHERS = ("MEGASCOPE_PORT", "TORCHELASTIC_RUN_ID")
+"""Set by our launcher and by torchrun for the ranks that they start: then the parent is the launcher of this host."""
+
+
+class InjectedError(RuntimeError):
+    """Raised by the fault ``raise``."""
+
+
+def act(kind: FaultKind, text: str) -> None:
+    """Let a fault of one of the kinds in `kinds.ACTS` happen in this process; ``text`` names it."""
+    if kind is FaultKind.RAISE:
+        raise InjectedError(f"the fault {text!r} was put in on purpose")
+    _ACTS[kind]()
+
+
+def _stop() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _freeze() -> None:
+    """Stop the process as a debugger does, or a container that is paused; a SIGCONT lets it go on."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _hold_gil() -> None:
+    """Sleep in C without giving the interpreter's lock free: no thread of the process runs any Python."""
+    while True:
+        ctypes.PyDLL(None).sleep(3600)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_host() -> None:
+    """Kill all that the launcher of this host has started, with the agent, then the launcher, and this process."""
+    me = os.getpid()
+    if any(name in os.environ for name in LAUNCHERS):  # else the parent is somebody's shell
+        launcher = psutil.Process(os.getppid())
+        for process in [*launcher.children(recursive=True), launcher]:
+            if process.pid != me:
+                _kill_quietly(process)
+    os.kill(me, signal.SIGKILL)
+
+
+def _kill_quietly(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):  # a sibling was quicker
+        process.kill()
+
+
+_ACTS: dict[FaultKind, Callable[[], None]] = {
+    FaultKind.STOP: _stop,
+    FaultKind.FREEZE: _freeze,
+    FaultKind.HOLD_GIL: _hold_gil,
+    FaultKind.KILL: _kill,
+    FaultKind.KILL_HOST: _kill_host,
+}
