@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from .heatmap.verdict import Cause, Culprit, CulpritKind, StragglerVerdict
-from .trainer.simulator.faults import FaultKind
+from .trainer.simulator.faults import HELD_UP_KINDS, FaultKind
 from .viz3d.verdict import HangVerdict, State
 
 UNNAMED = "other"
@@ -37,6 +38,22 @@ ACCUSING = frozenset({State.HANG, State.CRASHED})
 """States in which a hang verdict accuses; in the others it names suspects at most."""
 
 
+SUSPICIONS = frozenset({FaultKind.NETWORK, FaultKind.LIBRARY})
+"""Faults of which nothing is known for sure: an inconclusive verdict that suspects the right ranks is all there is."""
+
+INNOCENT = frozenset({FaultKind.LOST_HEARTBEATS, *HELD_UP_KINDS})
+"""Faults after which the job goes on: to accuse anybody is wrong."""
+
+
+class Answer(StrEnum):
+    """What a hang verdict comes to: exactly those to blame, nobody for want of evidence, or others (or none of a job
+    that hangs)."""
+
+    EXACT = "exact"
+    INCONCLUSIVE = "inconclusive"
+    WRONG = "wrong"
+
+
 @dataclass(frozen=True, slots=True)
 class Truth:
     """The row of ``faults``: kind, ranks that carry it, and the host if it is one."""
@@ -44,6 +61,8 @@ class Truth:
     kind: str
     ranks: frozenset[int]
     host: str | None = None
+    also: frozenset[str] = frozenset()
+    """Other kinds that are as true, since nothing that the job did tells them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +117,39 @@ def claims_of_hang(verdict: HangVerdict) -> list[Claim]:
     return [Claim(str(one.kind), frozenset(one.ranks), frozenset(one.hosts)) for one in verdict.culprits]
 
 
+def answer_of_hang(verdict: HangVerdict, truth: Truth | None, heard: frozenset[int]) -> Answer:
+    """How exact a verdict is; ``heard`` are the ranks of which there is evidence.
+
+    Of those to blame the verdict must name all that were heard of, and may name the others. A circle may be named as a
+    whole. A job that goes on is running or slow; one that has not begun may be inconclusive too, without suspects.
+    """
+    state, named = verdict.verdict, frozenset(rank for one in verdict.culprits for rank in one.ranks)
+    if truth is None or truth.kind in INNOCENT:
+        starts = truth is not None and truth.kind == FaultKind.LONG_PHASE and not named
+        if state in (State.RUNNING, State.SLOW) or (state == State.INCONCLUSIVE and starts):
+            return Answer.EXACT
+        return Answer.INCONCLUSIVE if state == State.INCONCLUSIVE else Answer.WRONG
+    is_told = state in ACCUSING or (state == State.INCONCLUSIVE and truth.kind in SUSPICIONS)
+    if is_told and _is_exact(named, truth, heard):
+        return Answer.EXACT
+    return Answer.INCONCLUSIVE if state in (State.INCONCLUSIVE, State.SLOW) else Answer.WRONG
+
+
+def _is_exact(named: frozenset[int], truth: Truth, heard: frozenset[int]) -> bool:
+    if not named >= ((truth.ranks & heard) or truth.ranks):
+        return False
+    return named <= truth.ranks or (truth.kind in CIRCLES and 2 * len(named & truth.ranks) >= len(named))
+
+
 def compare_claims(claims: Sequence[Claim], truth: Truth | None) -> Comparison:
     """Hold the claims of one trial against what is true in it; None: nothing is wrong, so that each claim is."""
     if truth is None:
         return Comparison(wrong=tuple(one.kind for one in claims))
-    right = [one for one in claims if one.kind == truth.kind and _is_there(one, truth) and not _singles_out(one, truth)]
+    right = [
+        one
+        for one in claims
+        if (one.kind == truth.kind or one.kind in truth.also) and _is_there(one, truth) and not _singles_out(one, truth)
+    ]
     misnamed = [one for one in claims if one not in right and _is_there(one, truth)]
     wrong = [one for one in claims if not _is_there(one, truth)]
     return Comparison(

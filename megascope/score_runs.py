@@ -22,28 +22,39 @@ from .collectors.writer import TableWriter
 from .heatmap.stragglers import find_stragglers
 from .score_claims import (
     ACCUSING,
+    INNOCENT,
+    Answer,
     Comparison,
     Truth,
+    answer_of_hang,
     claims_of_hang,
     claims_of_stragglers,
     compare_claims,
 )
-from .score_trials import Trial
+from .score_trials import STEPS, Trial, looks_like
 from .trainer.simulator.clocks import HostClocks
 from .trainer.simulator.fault_effects import carriers, fault_rows
-from .trainer.simulator.faults import HANG_KINDS, FaultKind, parse_fault
+from .trainer.simulator.faults import HELD_UP_KINDS, FaultKind, parse_fault
+from .trainer.simulator.hang_ahead import Lead
+from .trainer.simulator.hang_gaps import Hardness
 from .trainer.simulator.hang_tables import Evidence, seen_ns
 from .trainer.simulator.hangs import hang_scene
 from .trainer.simulator.noise import MeasuredNoise, NoiseSource
 from .trainer.simulator.session import Recording
 from .trainer.simulator.writing import simulate
-from .viz3d.hang import diagnose
+from .viz3d.hang import HangVerdict, diagnose
 
 SPANS = Recording(windows=False, span_ranks=None, heartbeat_s=0)
 """What trials write: the spans of all ranks. How the hosts' clocks stand is found from them, as in any store."""
 
+AFTER_HOURS = replace(SPANS, clock_offsets=True)
+"""What trials of hangs write: of jobs that ran for long enough before that their agents know how the clocks stand."""
+
 ROLLUPS = Recording(windows=True, span_ranks=(), heartbeat_s=0)
 """What straggler trials on rollups write: without a span no clocks can be aligned, and none are."""
+
+STAGGER_S = 1.0
+"""Agents look each second, each at its own moment."""
 
 ROOM_BYTES = 4 * 2**30
 """Memory that must be free for temporary stores: a fleet's takes a tenth of that."""
@@ -60,6 +71,8 @@ class Outcome:
     failure: str | None = None
     warnings: int = 0
     """Early warnings, which accuse nobody."""
+    answer: Answer | None = None
+    """How exact a hang verdict is."""
 
 
 def run_trials(
@@ -130,13 +143,12 @@ def run_trial(trial: Trial, noise: NoiseSource, parent: Path | None = None) -> O
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         root = Path(folder) / "store"
         try:
-            verdict, comparison, warnings = (
-                (*_hang_trial(trial, root, noise), 0) if trial.looks_at_hangs else _slow_trial(trial, root, noise)
-            )
+            judge = _hang_trial if trial.looks_at_hangs else _slow_trial
+            judged = judge(trial, root, noise)
         except Exception as error:  # a campaign outlives a defect of an analyser, and tells of it
             reason = f"{type(error).__name__}: {error}"
             return Outcome(trial, "", Comparison(), time.perf_counter() - began, reason)
-    return Outcome(trial, verdict, comparison, time.perf_counter() - began, warnings=warnings)
+    return replace(judged, seconds=time.perf_counter() - began)
 
 
 def _parent_folder() -> Path | None:
@@ -146,47 +158,62 @@ def _parent_folder() -> Path | None:
     return memory if is_usable and shutil.disk_usage(memory).free >= ROOM_BYTES else None
 
 
-def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison, int]:
+def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
     job = replace(trial.job(), noise=noise)
     faults = [parse_fault(trial.fault)] if trial.fault else []
     simulate(job, root, ROLLUPS if trial.on_rollups else SPANS, faults=faults)
     with Store(root) as store:
         attempt = store.attempt()
         verdict = find_stragglers(store, attempt)
-        comparison = compare_claims(claims_of_stragglers(verdict), _truth(store, attempt))
-        return str(verdict.verdict), comparison, len(verdict.warnings)
+        also = looks_like(faults[0], STEPS) if faults else frozenset[str]()
+        comparison = compare_claims(claims_of_stragglers(verdict), _truth(store, attempt, also))
+        return Outcome(trial, str(verdict.verdict), comparison, 0.0, warnings=len(verdict.warnings))
 
 
-def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> tuple[str, Comparison]:
+def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
     job = replace(trial.job(), noise=noise)
+    hardness = Hardness(missing=trial.missing, lead=Lead(trial.in_flight, trial.reads_results), stagger_s=STAGGER_S)
     fault = parse_fault(trial.fault) if trial.fault else None
-    hangs = [fault] if fault is not None and fault.kind in HANG_KINDS else []
-    done = simulate(job, root, SPANS, faults=hangs)
+    hangs = [fault] if fault is not None and fault.is_hang else []
+    done = simulate(job, root, AFTER_HOURS, faults=hangs, hardness=hardness)
     now_ns = None
     if not hangs:
         moment_ns = int(done.moments_ns[-1])
         origin_ns = HostClocks.of(job).recorded_ns(np.full(job.world_size, moment_ns), job.grid.host)
         silent = carriers(fault, job) if fault is not None else ()
-        scene = hang_scene(job, None, job.first_step + job.steps)
+        scene = hang_scene(job, None, job.first_step + job.steps, hardness.lead)
         with TableWriter(root, "agents") as writer:
-            Evidence.of(scene, origin_ns, silent).write(writer)
+            Evidence.of(scene, origin_ns, silent, hardness).write(writer)
             if fault is not None:
                 writer.write("faults", job.run, job.attempt, {k: [v] for k, v in fault_rows([fault], job)[0].items()})
             writer.commit()
-        now_ns = moment_ns + seen_ns(scene)[-1]  # the job still runs: its end is not to be looked at
+        # the job still runs: its end is not to be looked at
+        now_ns = moment_ns + seen_ns(scene)[-1] + round(STAGGER_S * 1e9)
     with Store(root) as store:
         attempt = store.attempt()
+        if fault is not None and fault.kind in HELD_UP_KINDS:
+            now_ns = store.query("SELECT max(moment_ns) AS last FROM heartbeats", attempt=attempt)["last"][0].as_py()
         verdict, truth = diagnose(store, attempt, now_ns=now_ns), _truth(store, attempt)
-        comparison = compare_claims(claims_of_hang(verdict), truth)
-        if truth is not None and truth.kind == FaultKind.LOST_HEARTBEATS:
-            is_right = verdict.verdict not in ACCUSING and frozenset(verdict.missing) == truth.ranks
-            comparison = replace(comparison, found=is_right, placed=is_right)
-        return str(verdict.verdict), comparison
+        heard = frozenset(store.query("SELECT DISTINCT rank FROM heartbeats", attempt=attempt)["rank"].to_pylist())
+    is_innocent = truth is not None and truth.kind in INNOCENT
+    comparison = compare_claims(claims_of_hang(verdict), None if is_innocent else truth)
+    if is_innocent:
+        is_fine = _is_fine(verdict, truth, heard)
+        comparison = replace(comparison, found=is_fine, placed=is_fine)
+    answer = answer_of_hang(verdict, truth, heard)
+    return Outcome(trial, str(verdict.verdict), comparison, 0.0, answer=answer)
 
 
-def _truth(store: Store, attempt: Attempt) -> Truth | None:
+def _is_fine(verdict: HangVerdict, truth: Truth | None, heard: frozenset[int]) -> bool:
+    """Whether a job that goes on is let be, and all ranks that fell silent are named as missing."""
+    if truth is None or verdict.verdict in ACCUSING:
+        return False
+    return truth.kind != FaultKind.LOST_HEARTBEATS or frozenset(verdict.missing) & heard == truth.ranks & heard
+
+
+def _truth(store: Store, attempt: Attempt, also: frozenset[str] = frozenset()) -> Truth | None:
     """The only row of ``faults``; None in a healthy job."""
     rows = store.query("SELECT kind, ranks, host FROM faults", attempt=attempt).to_pylist()
     if not rows:
         return None
-    return Truth(str(rows[0]["kind"]), frozenset(rows[0]["ranks"]), rows[0]["host"])
+    return Truth(str(rows[0]["kind"]), frozenset(rows[0]["ranks"]), rows[0]["host"], also)

@@ -2,107 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .profiler.errors import UsageError
+from .score_kinds import (
+    DEAD_HOST,
+    FIRST_SEED,
+    FLEET_MAGNITUDES,
+    HANG_TRIALS,
+    HEALTHY,
+    KINDS,
+    MAGNITUDES,
+    VARIANTS,
+    SeedSet,
+)
 from .trainer.simulator.costs import Costs
-from .trainer.simulator.faults import HANG_KINDS, SLOW_KINDS, FaultKind, parse_fault
+from .trainer.simulator.faults import Fault, FaultKind, parse_fault
 from .trainer.simulator.job import SimulatedJob
-
-HEALTHY = "healthy"
-"""The kind of trials without a fault."""
-
-KINDS = (HEALTHY, *SLOW_KINDS, FaultKind.LOST_HEARTBEATS, *HANG_KINDS)
 
 STEPS = 100
 HISTORY_STEPS = 5
 """Steps of a job before it hangs; analysers read what is usual from them."""
 
-
-class SeedSet(StrEnum):
-    """Two sets of seeds and magnitudes that have nothing in common: thresholds are tuned on one alone."""
-
-    TUNE = "tune"
-    REPORT = "report"
-
-
-FIRST_SEED = {SeedSet.TUNE: 1_000, SeedSet.REPORT: 5_000_000}
-
-MAGNITUDES: Mapping[FaultKind, Mapping[SeedSet, tuple[str, ...]]] = {
-    FaultKind.SLOW_GPU: {
-        SeedSet.TUNE: ("factor=1.2", "factor=1.6", "factor=1.2:segment=backward", "factor=1.12"),
-        SeedSet.REPORT: ("factor=1.15", "factor=1.3", "factor=1.3:segment=forward", "factor=2", "factor=1.1"),
-    },
-    FaultKind.THROTTLING: {
-        SeedSet.TUNE: ("factor=1.4:period=10", "factor=1.6:period=6:duty=0.4"),
-        SeedSet.REPORT: ("factor=1.3:period=12", "factor=1.5:period=8", "factor=1.8:period=15:duty=0.3"),
-    },
-    FaultKind.SLOW_HOST: {
-        SeedSet.TUNE: ("factor=1.2", "factor=1.5"),
-        SeedSet.REPORT: ("factor=1.15", "factor=1.3", "factor=1.7"),
-    },
-    FaultKind.DEGRADED_NIC: {
-        SeedSet.TUNE: ("bandwidth=0.15", "bandwidth=0.3"),
-        SeedSet.REPORT: ("bandwidth=0.1", "bandwidth=0.2"),
-    },
-    FaultKind.GC_DRIFT: {
-        SeedSet.TUNE: ("growth_ms=150:every=4", "growth_ms=300:every=6"),
-        SeedSet.REPORT: ("growth_ms=100:every=5", "growth_ms=200:every=5"),
-    },
-    FaultKind.DATA_STALL: {
-        SeedSet.TUNE: ("delay_ms=60", "delay_ms=400:every=3"),
-        SeedSet.REPORT: ("delay_ms=40", "delay_ms=100:every=2", "delay_ms=300:every=4"),
-    },
-    FaultKind.STORAGE_STALL: {
-        SeedSet.TUNE: ("delay_ms=400:every=3", "delay_ms=1500:every=5"),
-        SeedSet.REPORT: ("delay_ms=300:every=3", "delay_ms=1000:every=5"),
-    },
-    FaultKind.UNEVEN_SEQUENCES: {
-        SeedSet.TUNE: ("spread=0.2", "spread=0.4"),
-        SeedSet.REPORT: ("spread=0.15", "spread=0.3"),
-    },
-    FaultKind.UNEVEN_STAGES: {
-        SeedSet.TUNE: ("factor=1.2", "factor=1.5"),
-        SeedSet.REPORT: ("factor=1.15", "factor=1.3"),
-    },
-    FaultKind.HOST_STUCK: {
-        SeedSet.TUNE: ("segment=forward", "segment=optimizer"),
-        SeedSet.REPORT: ("segment=backward", "segment=checkpoint", "segment=forward:microbatch=0"),
-    },
-    FaultKind.DEAD: {SeedSet.TUNE: ("segment=forward",), SeedSet.REPORT: ("segment=backward", "segment=optimizer")},
-    FaultKind.EXCEPTION: {SeedSet.TUNE: ("segment=backward",), SeedSet.REPORT: ("segment=forward",)},
-    FaultKind.DEVICE_STUCK: {
-        SeedSet.TUNE: ("segment=tp_all_gather",),
-        SeedSet.REPORT: ("segment=tp_reduce_scatter", "segment=dp_reduce_scatter"),
-    },
-    FaultKind.MISMATCH: {
-        SeedSet.TUNE: ("segment=tp_reduce_scatter",),
-        SeedSet.REPORT: ("segment=dp_reduce_scatter", "segment=tp_all_gather"),
-    },
-    FaultKind.MISSING_CALL: {
-        SeedSet.TUNE: ("segment=tp_all_gather",),
-        SeedSet.REPORT: ("segment=dp_reduce_scatter", "segment=tp_reduce_scatter", "segment=dp_all_gather"),
-    },
-    FaultKind.NETWORK: {
-        SeedSet.TUNE: ("segment=dp_all_gather",),
-        SeedSet.REPORT: ("segment=dp_reduce_scatter", "segment=tp_all_gather"),
-    },
-    FaultKind.LIBRARY: {
-        SeedSet.TUNE: ("segment=dp_reduce_scatter",),
-        SeedSet.REPORT: ("segment=dp_all_gather", "segment=tp_all_gather"),
-    },
-    FaultKind.INIT: {SeedSet.TUNE: ("",), SeedSet.REPORT: ("", "segment=setup")},
-}
-"""What else a fault of a kind says, by seed set; kinds that are left out say nothing else."""
-
-FLEET_MAGNITUDES: Mapping[FaultKind, Mapping[SeedSet, tuple[str, ...]]] = {
-    FaultKind.SLOW_GPU: {SeedSet.TUNE: ("factor=1.09", "factor=1.12"), SeedSet.REPORT: ("factor=1.1",)},
-}
-"""The same of jobs of `FLEET_RANKS` or more: a fleet has several slow devices at once, each hardly slower."""
 
 MOST_SLOW_GPUS = 60
 """Slow devices of a fleet: from one to so many, all of the same fault."""
@@ -112,7 +36,9 @@ MOST_SLOW_GPUS = 60
 class Trial:
     """One simulated job: ``fault`` is what is put into it ("" for none), ``looks_at_hangs`` which analyser is asked.
 
-    ``on_rollups``: the store holds rollups and not a single span, as that of a fleet does.
+    ``on_rollups``: the store holds rollups and not a single span, as that of a fleet does. Of trials of hangs:
+    ``in_flight`` operations of a rank may be under way at a time, and the share ``missing`` of the evidence is lost;
+    ``reads_results`` as in `Lead`.
     """
 
     kind: str
@@ -122,6 +48,9 @@ class Trial:
     looks_at_hangs: bool
     chunks: int = 1
     on_rollups: bool = False
+    in_flight: int = 1
+    missing: float = 0.0
+    reads_results: bool = True
 
     def job(self) -> SimulatedJob:
         """The job, without effects and noise."""
@@ -130,9 +59,19 @@ class Trial:
         steps = HISTORY_STEPS if is_hang else STEPS
         return SimulatedJob(
             layout=dict(self.layout), chunks=self.chunks, steps=steps, first_step=max(first, 0), seed=self.seed,
-            costs=COSTS, skew_ms=SKEW_MS, drift_ppm=DRIFT_PPM,
+            costs=COSTS, skew_ms=SKEW_MS, drift_ppm=DRIFT_PPM, recv_ahead=RECV_AHEAD if self.in_flight == 1 else 0,
         )  # fmt: skip
 
+
+IN_FLIGHT, MISSING = 20, 0.01
+"""How hard the evidence of a hang is to read, if nothing else is asked for."""
+
+RECV_AHEAD = 2
+"""Receives are posted so many compute actions ahead by ranks that wait for each operation; others run far ahead, and
+issue each receive when they get to it."""
+
+READS_SHARE = 0.5
+"""Share of the jobs whose hosts read the gradient norm of every step, and are not ahead of it."""
 
 SKEW_MS, DRIFT_PPM = 20.0, 2.0
 """Clocks of hosts are off by up to so much, and the store does not say by how much: it has to align them by itself."""
@@ -161,8 +100,18 @@ COSTS = Costs(
 """A step of about a third of a second, twice that if interleaved: only the fault makes the difference."""
 
 
-def plan_trials(*, ranks: int, trials: int, kinds: Sequence[str] = (), seeds: SeedSet = SeedSet.REPORT) -> list[Trial]:
+def plan_trials(
+    *,
+    ranks: int,
+    trials: int,
+    kinds: Sequence[str] = (),
+    seeds: SeedSet = SeedSet.REPORT,
+    in_flight: int = IN_FLIGHT,
+    missing: float = MISSING,
+) -> list[Trial]:
     """``trials`` jobs of ``ranks`` ranks: the kinds by turns (all if none are named), with other magnitudes each turn.
+
+    ``in_flight`` and ``missing``: how hard the evidence of hangs is to read, see `Hardness`.
 
     Raises UsageError for a kind that there is not, and for a number of ranks that is no layout.
     """
@@ -172,10 +121,30 @@ def plan_trials(*, ranks: int, trials: int, kinds: Sequence[str] = (), seeds: Se
         raise UsageError(f"{trials} trials show nothing: ask for at least 1.")
     chosen = tuple(kinds) or KINDS
     layouts = _layouts(ranks)
-    return [
+    planned = (
         _trial(str(chosen[number % len(chosen)]), number // len(chosen), FIRST_SEED[seeds] + number, seeds, layouts)
         for number in range(trials)
-    ]
+    )
+    return [_as_hard(one, in_flight, missing) if one.looks_at_hangs else one for one in planned]
+
+
+def looks_like(fault: Fault, steps: int) -> frozenset[str]:
+    """Kinds under which a fault is as well described, in a job of so many steps.
+
+    Throttling that comes back not once, for as long as before, is a device that was slow for a while.
+    """
+    if fault.kind is not FaultKind.THROTTLING or fault.period is None:
+        return frozenset()
+    last = steps - 1 if fault.last_step is None else min(fault.last_step, steps - 1)
+    burst = max(round(fault.duty * fault.period), 1)
+    is_alone = fault.first_step + fault.period + burst - 1 > last
+    return frozenset({FaultKind.SLOW_GPU}) if is_alone else frozenset()
+
+
+def _as_hard(trial: Trial, in_flight: int, missing: float) -> Trial:
+    """A trial with evidence so hard to read. In every other job hosts do not wait for the gradient norm."""
+    reads_results = in_flight == 1 or bool(np.random.default_rng([trial.seed, 1]).random() < READS_SHARE)
+    return replace(trial, in_flight=in_flight, missing=missing, reads_results=reads_results)
 
 
 def _layouts(ranks: int) -> list[tuple[tuple[str, int], ...]]:
@@ -205,55 +174,58 @@ def _layout(
 def _trial(kind: str, turn: int, seed: int, seeds: SeedSet, layouts: list[tuple[tuple[str, int], ...]]) -> Trial:
     random = np.random.default_rng(seed)
     is_fleet = SimulatedJob(layout=dict(layouts[0])).world_size >= FLEET_RANKS
-    choices = ("",) if kind == HEALTHY else _choices(FaultKind(kind), seeds, is_fleet)
+    choices = ("",) if kind == HEALTHY else _choices(kind, seeds, is_fleet)
     choice = choices[turn % len(choices)]
     layout = _layout(kind, choice, layouts, random)
     job = SimulatedJob(layout=dict(layout))
-    looks_at_hangs = kind in HANG_KINDS or kind == FaultKind.LOST_HEARTBEATS or (kind == HEALTHY and turn % 2 == 1)
+    looks_at_hangs = kind in HANG_TRIALS or (kind == HEALTHY and turn % 2 == 1)
     is_interleaved = random.random() < INTERLEAVED_SHARE and kind != FaultKind.P2P_CYCLE
     share = 1.0 if is_fleet else ROLLUPS_SHARE
     on_rollups = bool(random.random() < share) and not looks_at_hangs
     fault = ""
     if kind != HEALTHY:
-        parts = (kind, _place(FaultKind(kind), job, random), choice, _steps(FaultKind(kind), random))
+        parts = (VARIANTS.get(kind, kind), _place(kind, choice, job, random), choice, _steps(kind, choice, random))
         fault = ":".join(filter(None, parts))
     return Trial(kind, fault, layout, seed, looks_at_hangs, 2 if is_interleaved else 1, on_rollups)
 
 
-def _choices(kind: FaultKind, seeds: SeedSet, is_fleet: bool) -> tuple[str, ...]:
+def _choices(kind: str, seeds: SeedSet, is_fleet: bool) -> tuple[str, ...]:
     """What the faults of a kind say else, by turns."""
     every = MAGNITUDES.get(kind, {}).get(seeds, ("",))
     return FLEET_MAGNITUDES.get(kind, {}).get(seeds, every) if is_fleet else every
 
 
-def _steps(kind: FaultKind, random: np.random.Generator) -> str:
+def _steps(kind: str, choice: str, random: np.random.Generator) -> str:
     """When a fault of a kind acts: it may begin and end anywhere, and may be over before the job is."""
-    if kind in HANG_KINDS:
-        return f"step={0 if kind == FaultKind.INIT else int(random.integers(8, 200))}"
-    if kind is FaultKind.LOST_HEARTBEATS:
+    if kind == FaultKind.LOST_HEARTBEATS:
         return ""
-    least = LEAST_DRIFT_STEPS if kind is FaultKind.GC_DRIFT else LEAST_STEPS
+    if kind in HANG_TRIALS:
+        is_first = kind == FaultKind.INIT or "segment=compile" in choice
+        return f"step={0 if is_first else int(random.integers(8, 200))}"
+    least = LEAST_DRIFT_STEPS if kind == FaultKind.GC_DRIFT else LEAST_STEPS
     first = int(random.integers(STEPS - least + 1))
     last = int(random.integers(first + least - 1, STEPS))
     return f"steps={first}-" if random.random() < OPEN_END_SHARE else f"steps={first}-{last}"
 
 
-def _place(kind: FaultKind, job: SimulatedJob, random: np.random.Generator) -> str:
+def _place(kind: str, choice: str, job: SimulatedJob, random: np.random.Generator) -> str:
     """Where a fault of a kind is put, drawn from where it can be."""
     grid = job.grid
-    of_host = kind in (FaultKind.SLOW_HOST, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS)
-    if of_host or (kind is FaultKind.DEGRADED_NIC and random.random() < 0.5):
+    of_host = kind in (FaultKind.SLOW_HOST, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, DEAD_HOST)
+    if of_host or (kind == FaultKind.DEGRADED_NIC and random.random() < 0.5):
         return f"host={int(random.integers(grid.hosts))}"
     if kind in (FaultKind.GC_DRIFT, FaultKind.UNEVEN_SEQUENCES):
         return ""
-    if kind is FaultKind.UNEVEN_STAGES:
+    if kind == FaultKind.UNEVEN_STAGES:
         return f"stage={int(random.integers(grid.stages))}"
     allowed = grid.rank.reshape(-1)
-    if kind is FaultKind.DATA_STALL:
+    if kind == FaultKind.DATA_STALL or "segment=data" in choice:
         allowed = grid.rank[[0, -1]].reshape(-1)
-    if kind is FaultKind.P2P_CYCLE:
+    if kind == FaultKind.P2P_CYCLE or "segment=send_forward" in choice:
         allowed = grid.rank[:-1].reshape(-1)
-    if kind is FaultKind.SLOW_GPU and job.world_size >= FLEET_RANKS:
+    if "segment=send_backward" in choice:
+        allowed = grid.rank[1:].reshape(-1)
+    if kind == FaultKind.SLOW_GPU and job.world_size >= FLEET_RANKS:
         count = int(np.rint(np.exp(random.uniform(0.0, np.log(MOST_SLOW_GPUS)))))  # few as often as many
         return f"rank={','.join(str(rank) for rank in sorted(random.choice(allowed, count, replace=False).tolist()))}"
     return f"rank={int(random.choice(allowed))}"

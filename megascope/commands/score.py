@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 POSITIVE = Number(gte=1)
 
-QUICK_RANKS, QUICK_TRIALS = 64, 48
+QUICK_RANKS, QUICK_TRIALS = 64, 56
 """Twice each kind, in jobs so small that a trial takes a second."""
 
 
@@ -23,7 +23,7 @@ def score(
     ranks: Annotated[int | None, Parameter(help="Ranks of each job; 512 by default.", validator=POSITIVE)] = None,
     trials: Annotated[
         int | None,
-        Parameter(help="Number of jobs, the kinds of faults by turns; 96 by default.", validator=POSITIVE),
+        Parameter(help="Number of jobs, the kinds of faults by turns; 112 by default.", validator=POSITIVE),
     ] = None,
     kinds: Annotated[str | None, Parameter(help="Kinds of faults, such as slow-gpu,host-stuck,healthy; all.")] = None,
     seeds: Annotated[
@@ -32,6 +32,15 @@ def score(
     noise: Annotated[
         str, Parameter(help="none, builtin, or a what-if trace in Parquet to draw noise from.")
     ] = "builtin",
+    in_flight: Annotated[
+        int,
+        Parameter(
+            help="Of hangs: operations that a rank may have under way; 1: it waits for each.", validator=POSITIVE
+        ),
+    ] = 20,
+    missing: Annotated[
+        float, Parameter(help="Of hangs: share of the evidence that is lost.", validator=Number(gte=0, lt=1))
+    ] = 0.01,
     processes: Annotated[int, Parameter(help="Trials at a time.", validator=POSITIVE)] = 2,
     minutes: Annotated[
         float | None,
@@ -49,17 +58,19 @@ def score(
 
     Example: megascope score --ranks 512 --trials 48 --kinds slow-gpu,slow-host,healthy
     """
-    from ..score_trials import SeedSet  # noqa: PLC0415
+    from ..score_kinds import SeedSet  # noqa: PLC0415
     from ..scoring import as_json, outcomes_json  # noqa: PLC0415
     from ..scoring import score as run_campaign  # noqa: PLC0415
 
     with progress_of("simulating and judging") as progress:
         result = run_campaign(
             ranks=ranks or (QUICK_RANKS if quick else 512),
-            trials=trials or (QUICK_TRIALS if quick else 96),
+            trials=trials or (QUICK_TRIALS if quick else 112),
             kinds=[part.strip() for part in kinds.split(",")] if kinds else [],
             seeds=SeedSet(seeds),
             noise=noise,
+            in_flight=in_flight,
+            missing=missing,
             processes=processes,
             within_s=None if minutes is None else minutes * 60,
             progress=progress,
@@ -76,17 +87,21 @@ def render(result: Score) -> Any:
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
+    from ..score_claims import Answer  # noqa: PLC0415
     from ..scoring import describe  # noqa: PLC0415
 
     table = Table(
         title=f"{result.trials} jobs of {result.ranks} ranks, seed set {result.seeds}, {result.seconds:.0f} s"
     )
-    for heading in ("kind", "trials", "recall", "precision", "right place", "called fine", "accusations"):
+    headings = ("kind", "trials", "recall", "precision", "right place", "called fine", "accusations", *Answer)
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for one in result.kinds:
         numbers = (one.recall, one.precision, one.recall_of_place)
         shares = ["-" if number is None else f"{number:.0%}" for number in numbers]
-        table.add_row(one.kind, str(one.trials), *shares, str(one.called_fine), str(one.claims))
+        answers = [one.share_of(answer) for answer in Answer]
+        exact = ["-" if number is None else f"{number:.0%}" for number in answers]
+        table.add_row(one.kind, str(one.trials), *shares, str(one.called_fine), str(one.claims), *exact)
     healthy = f"False alarms: {result.false_alarms} of {result.healthy_trials} healthy jobs."
     failed = [f"Failed: {describe(one.trial)}: {one.failure}" for one in result.outcomes if one.failure is not None]
     return Group(table, healthy, *failed)

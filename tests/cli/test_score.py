@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from megascope import score_runs
@@ -15,24 +16,16 @@ from megascope.collectors.store import Attempt, Store
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import StragglerVerdict
 from megascope.profiler.errors import UsageError
-from megascope.score_claims import Claim, Comparison, Truth, compare_claims
+from megascope.score_claims import Answer, Claim, Comparison, Truth, answer_of_hang, compare_claims
+from megascope.score_kinds import FLEET_MAGNITUDES, HEALTHY, KINDS, MAGNITUDES, VARIANTS, SeedSet
 from megascope.score_runs import Outcome, run_trial, run_trials
-from megascope.score_trials import (
-    FLEET_MAGNITUDES,
-    HEALTHY,
-    KINDS,
-    MAGNITUDES,
-    MOST_SLOW_GPUS,
-    STEPS,
-    SeedSet,
-    Trial,
-    plan_trials,
-)
+from megascope.score_trials import MOST_SLOW_GPUS, STEPS, Trial, plan_trials
 from megascope.scoring import Score, add_up
 from megascope.trainer.simulator.fault_effects import check_fault
 from megascope.trainer.simulator.faults import SLOW_KINDS, FaultKind, parse_fault
 from megascope.trainer.simulator.hangs import hang_scene
 from megascope.trainer.simulator.noise import Silence
+from megascope.viz3d.verdict import CulpritKind, HangCulprit, HangVerdict, State
 from support.deadly_noise import DeadlyNoise
 
 
@@ -46,7 +39,7 @@ def test_each_kind_has_its_turn_and_fits_its_job(ranks: int, seeds: SeedSet) -> 
         assert job.world_size == ranks
         if trial.fault:
             fault = parse_fault(trial.fault)
-            assert fault.kind == trial.kind
+            assert fault.kind == VARIANTS.get(trial.kind, trial.kind)
             check_fault(fault, job)
             if fault.is_hang and ranks < 12288:
                 hang_scene(job, fault)
@@ -174,6 +167,8 @@ CIRCLE = Truth("p2p-cycle", frozenset({4, 5}))
         (RANK_5, [], Comparison()),
         (RANK_5, [claim("slow-gpu", 5)], Comparison(right=("slow-gpu",), found=True, placed=True)),
         (RANK_5, [claim("throttling", 5)], Comparison(misnamed=("throttling",), placed=True)),
+        (replace(RANK_5, also=frozenset({"throttling"})), [claim("throttling", 5)],
+         Comparison(right=("throttling",), found=True, placed=True)),
         (RANK_5, [claim("slow-gpu", 4)], Comparison(wrong=("slow-gpu",))),
         (RANK_5, [claim("slow-gpu", 4, 5)], Comparison(wrong=("slow-gpu",))),
         (None, [claim("slow-gpu", 4)], Comparison(wrong=("slow-gpu",))),
@@ -200,6 +195,45 @@ CIRCLE = Truth("p2p-cycle", frozenset({4, 5}))
 )  # fmt: skip
 def test_claims_against_the_truth(truth: Truth | None, claims: list[Claim], expected: Comparison) -> None:
     assert compare_claims(claims, truth) == expected
+
+
+def told(state: State, *ranks: int) -> HangVerdict:
+    culprit = HangCulprit(ranks, (), 0.9, "high", CulpritKind.HOST_STUCK, None, None, 1, ())
+    return HangVerdict("run", 0, 1.0, state, culprits=(culprit,) if ranks else ())
+
+
+STUCK_PAIR = Truth("host-stuck", frozenset({5, 6}))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "truth", "heard", "expected"),
+    [
+        (told(State.HANG, 5, 6), STUCK_PAIR, range(8), Answer.EXACT),
+        (told(State.HANG, 5), STUCK_PAIR, range(8), Answer.WRONG),
+        (told(State.HANG, 5), STUCK_PAIR, range(6), Answer.EXACT),
+        (told(State.HANG, 5, 6), STUCK_PAIR, range(6), Answer.EXACT),
+        (told(State.HANG, 4, 5, 6), STUCK_PAIR, range(8), Answer.WRONG),
+        (told(State.HANG, 5), STUCK_PAIR, range(5), Answer.WRONG),
+        (told(State.HANG), STUCK_PAIR, range(8), Answer.WRONG),
+        (told(State.INCONCLUSIVE, 5, 6), STUCK_PAIR, range(8), Answer.INCONCLUSIVE),
+        (told(State.SLOW, 1), STUCK_PAIR, range(8), Answer.INCONCLUSIVE),
+        (told(State.RUNNING), STUCK_PAIR, range(8), Answer.WRONG),
+        (told(State.CRASHED, 5), Truth("dead", frozenset({5})), range(8), Answer.EXACT),
+        (told(State.INCONCLUSIVE, 5, 6), Truth("network", frozenset({5, 6})), range(8), Answer.EXACT),
+        (told(State.INCONCLUSIVE, 5, 6, 7), Truth("network", frozenset({5, 6})), range(8), Answer.INCONCLUSIVE),
+        (told(State.HANG, 1, 4, 5, 8), CIRCLE, range(9), Answer.EXACT),
+        (told(State.HANG, 1, 2, 4, 5, 8), CIRCLE, range(9), Answer.WRONG),
+        (told(State.RUNNING), None, range(8), Answer.EXACT),
+        (told(State.INCONCLUSIVE), None, range(8), Answer.INCONCLUSIVE),
+        (told(State.HANG, 5), None, range(8), Answer.WRONG),
+        (told(State.SLOW, 1), Truth("crawling", frozenset({5})), range(8), Answer.EXACT),
+        (told(State.HANG, 5), Truth("crawling", frozenset({5})), range(8), Answer.WRONG),
+        (told(State.INCONCLUSIVE), Truth("long-phase", frozenset({5})), range(8), Answer.EXACT),
+        (told(State.INCONCLUSIVE, 5), Truth("long-phase", frozenset({5})), range(8), Answer.INCONCLUSIVE),
+    ],
+)  # fmt: skip
+def test_how_exact_a_hang_verdict_is(verdict: HangVerdict, truth: Truth | None, heard: range, expected: Answer) -> None:
+    assert answer_of_hang(verdict, truth, frozenset(heard)) == expected
 
 
 def outcome(kind: str, verdict: str, compared: Comparison) -> Outcome:
@@ -241,15 +275,33 @@ def test_no_trial_is_begun_when_time_is_over(processes: int) -> None:
     ],
 )
 def test_a_fault_that_cannot_be_missed_is_found(kind: FaultKind, word: str) -> None:
-    [trial] = plan_trials(ranks=64, trials=1, kinds=[kind], seeds=SeedSet.TUNE)
+    [trial] = plan_trials(ranks=64, trials=1, kinds=[kind], seeds=SeedSet.TUNE, in_flight=1, missing=0)
     found = run_trial(trial, Silence())
     assert (found.failure, found.verdict, found.comparison.found) == (None, word, True)
+    assert found.answer == (Answer.EXACT if trial.looks_at_hangs else None)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CRAWLING, FaultKind.LONG_PHASE])
+def test_who_only_holds_the_others_up_for_a_while_is_not_accused(kind: FaultKind) -> None:
+    [trial] = plan_trials(ranks=64, trials=1, kinds=[kind], seeds=SeedSet.TUNE)
+    found = run_trial(trial, Silence())
+    assert (found.failure, found.comparison.wrong, found.answer) == (None, (), Answer.EXACT)
+
+
+def test_evidence_of_hangs_is_as_hard_as_it_is_asked_for() -> None:
+    kinds = [FaultKind.DEAD, FaultKind.SLOW_GPU]
+    hard = plan_trials(ranks=64, trials=200, kinds=kinds)
+    easy = plan_trials(ranks=64, trials=200, kinds=kinds, in_flight=1, missing=0)
+    assert {(one.in_flight, one.missing) for one in hard if one.looks_at_hangs} == {(20, 0.01)}
+    assert {one.in_flight for one in [*easy, *(one for one in hard if not one.looks_at_hangs)]} == {1}
+    assert 0.3 < np.mean([one.reads_results for one in hard if one.looks_at_hangs]) < 0.7
+    assert all(one.reads_results for one in easy)
 
 
 def test_a_campaign_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(
         ["score", "--ranks", "64", "--trials", "3", "--kinds", "healthy,slow-gpu,mismatch", "--seeds", "tune",
-         "--processes", "2", "--json"]
+         "--processes", "2", "--in-flight", "1", "--missing", "0", "--json"]
     )  # fmt: skip
     assert code == 0
     result = json.loads(capsys.readouterr().out)
@@ -257,6 +309,9 @@ def test_a_campaign_prints_one_object(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(result["kinds"]) == {"slow-gpu", "mismatch"}
     assert [one["kind"] for one in result["outcomes"]] == ["healthy", "slow-gpu", "mismatch"]
     assert result["kinds"]["mismatch"]["recall"] == 1.0
+    assert [result["kinds"]["mismatch"][word] for word in ("exact", "inconclusive", "wrong")] == [1.0, 0.0, 0.0]
+    assert result["kinds"]["slow-gpu"]["exact"] is None
+    assert [one["answer"] for one in result["outcomes"]] == [None, None, "exact"]
     assert (result["healthy_trials"], result["false_alarms_in_healthy"]) == (1, 0)
     assert result["early_warnings_in_healthy"] == 0
 

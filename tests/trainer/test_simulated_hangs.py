@@ -15,7 +15,7 @@ from megascope.profiler.topology import group_id
 from megascope.profiler.vocabulary import SegmentKind
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import HANG_KINDS, Fault, FaultKind, parse_fault
-from megascope.trainer.simulator.hang_flights import Channels, flights_of, progress_of
+from megascope.trainer.simulator.hang_flights import Channels, flights_of, progress_of, steps_of
 from megascope.trainer.simulator.hang_program import Op
 from megascope.trainer.simulator.hangs import HangScene, hang_scene
 from megascope.trainer.simulator.job import SimulatedJob
@@ -73,9 +73,9 @@ def test_a_healthy_job_comes_to_the_end_of_its_programs() -> None:
     scene = hang_scene(job_of(2, 3, 2), None, step=5)
     ends = np.array([len(calls) - 1 for calls in scene.programs.calls])
     np.testing.assert_array_equal(scene.at, ends[scene.which])
-    earlier, later = scene.look(-1), scene.look(scene.step_ns)
-    assert set(earlier.steps.flat) == {4}
-    assert set(later.steps.flat) == {6}
+    earlier, later = scene.look(-scene.step_ns // 2), scene.look(scene.step_ns * 3 // 2)
+    assert set(steps_of(scene, earlier).flat) == {4}
+    assert set(steps_of(scene, later).flat) == {6}
 
 
 def flight_rows(scene: HangScene) -> list[list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from ...profiler.errors import UsageError
 from ...profiler.topology import stable_id
 from .effects import BoolArray, Effect, FloatArray, IntArray, Transfer
-from .faults import HANG_KINDS, Fault, FaultKind, as_row
+from .faults import Fault, FaultKind, as_row
 from .job import SimulatedJob
 
 NS_PER_MS = 1e6
@@ -65,9 +65,9 @@ def _problems(fault: Fault, job: SimulatedJob) -> Iterator[str]:
         yield f"names stage {fault.stage}, but there are only stages 0 to {grid.stages - 1}: name one of them"
     elif fault.kind is FaultKind.INIT and fault.first_step != job.first_step:
         yield f"acts before the first step, which is {job.first_step}: give step={job.first_step}"
-    elif fault.kind in HANG_KINDS and not job.first_step <= fault.first_step <= job.last_step + 1:
+    elif fault.is_hang and not job.first_step <= fault.first_step <= job.last_step + 1:
         yield f"acts in no step of {job.first_step} to {job.last_step + 1}: give another step"
-    elif fault.kind not in HANG_KINDS:
+    elif not fault.is_hang:
         yield from _without_effect(fault, job)
 
 

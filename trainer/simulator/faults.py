@@ -17,7 +17,8 @@ MOST_SPREAD = 2.0
 
 
 class FaultKind(StrEnum):
-    """What goes wrong. The first ten make a job slow (or only unseen); the others make it hang, or crash."""
+    """What goes wrong. The first ten make a job slow (or only unseen), the last two hold it up for a while; the others
+    make it hang, or crash."""
 
     SLOW_GPU = "slow-gpu"
     THROTTLING = "throttling"
@@ -42,13 +43,27 @@ class FaultKind(StrEnum):
     NETWORK = "network"
     LIBRARY = "library"
     INIT = "init"
+    CRAWLING = "crawling"
+    LONG_PHASE = "long-phase"
 
 
 SLOW_KINDS = tuple(FaultKind)[:9]
 """Kinds that make a job slow."""
 
-HANG_KINDS = tuple(FaultKind)[10:]
+HANG_KINDS = tuple(FaultKind)[10:23]
 """Kinds after which a job does not go on."""
+
+HELD_UP_KINDS = tuple(FaultKind)[23:]
+"""Kinds that look like a hang for a while, and are none: the job goes on."""
+
+LONG_PHASES = ("checkpoint", "evaluation", "compile")
+"""Segments that may well take long while all others wait."""
+
+STATES = ("sleeping", "running", "disk-sleep", "stopped")
+"""What the process of a rank that is stuck on its host may be in: it waits, holds the GIL, reads, was stopped."""
+
+TYPE, SIZE = "type", "size"
+"""In what a rank's collective may differ from that of its peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +73,8 @@ class Fault:
     ``factor`` multiplies durations (of a degraded NIC: of transfers, 1 / bandwidth left). ``delay_ms`` is added to each
     stall, every ``every`` steps; ``growth_ms`` is what a pause of garbage collection has grown to after 100 steps.
     ``spread`` is the standard deviation of the logarithm of micro-batch costs. ``period`` and ``duty`` are the steps
-    of one cycle of throttling, and the share of them that is slow. ``host`` counts from 0.
+    of one cycle of throttling, and the share of them that is slow. ``host`` counts from 0. ``state`` is what the
+    process of a stuck rank is in, ``differs`` in what a mismatching collective does.
     """
 
     text: str
@@ -77,11 +93,13 @@ class Fault:
     duty: float = 0.5
     first_step: int = 0
     last_step: int | None = None
+    state: str | None = None
+    differs: str | None = None
 
     @property
     def is_hang(self) -> bool:
-        """Whether the job does not go on after it."""
-        return self.kind in HANG_KINDS
+        """Whether the job does not go on after it, or seems so for a while: nothing is simulated from there on."""
+        return self.kind in HANG_KINDS or self.kind in HELD_UP_KINDS
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -107,7 +125,7 @@ def _steps(text: str) -> tuple[int, int | None]:
 _READ: Mapping[str, Callable[[str], Any]] = {
     "rank": _ranks, "host": int, "stage": int, "segment": str, "microbatch": int, "factor": float, "delay_ms": float,
     "growth_ms": float, "spread": float, "every": int, "period": int, "duty": float, "bandwidth": float,
-    "steps": _steps, "step": int,
+    "steps": _steps, "step": int, "state": str, "differs": str,
 }  # fmt: skip
 
 _RANK_OR_HOST = frozenset({"rank", "host"})
@@ -123,10 +141,18 @@ _SLOW_KEYS: Mapping[FaultKind, tuple[set[str], set[str]]] = {
     FaultKind.UNEVEN_STAGES: ({"stage", "factor"}, {"steps"}),
     FaultKind.LOST_HEARTBEATS: (set(), {"rank", "host", "steps"}),
 }
-_HANG_KEYS = ({"rank", "step"}, {"segment", "microbatch"})
+_HANG_KEYS: tuple[set[str], set[str]] = ({"rank", "step"}, {"segment", "microbatch"})
+_OTHER_HANG_KEYS: Mapping[FaultKind, tuple[set[str], set[str]]] = {
+    FaultKind.DEAD: ({"step"}, {"rank", "host", "segment", "microbatch"}),
+    FaultKind.HOST_STUCK: (_HANG_KEYS[0], _HANG_KEYS[1] | {"state"}),
+    FaultKind.MISMATCH: (_HANG_KEYS[0], _HANG_KEYS[1] | {"differs"}),
+    FaultKind.CRAWLING: ({"rank", "step", "factor"}, set()),
+    FaultKind.LONG_PHASE: ({"rank", "step", "segment", "delay_ms"}, set()),
+}
 _NEEDS_A_PLACE = frozenset(
-    {FaultKind.DEGRADED_NIC, FaultKind.DATA_STALL, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS}
+    {FaultKind.DEGRADED_NIC, FaultKind.DATA_STALL, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, FaultKind.DEAD}
 )
+_WORDS: Mapping[str, tuple[str, ...]] = {"state": STATES, "differs": (TYPE, SIZE)}
 
 
 def parse_fault(text: str) -> Fault:
@@ -136,14 +162,16 @@ def parse_fault(text: str) -> Fault:
     slow-host:host=2:factor=1.2; degraded-nic:rank=5 (or host=2) [:bandwidth=0.1]; gc-drift:growth_ms=40[:rank=..]
     [:every=5]; data-stall:rank=5:delay_ms=300[:every=4]; storage-stall:host=2:delay_ms=2000[:every=10];
     uneven-sequences:spread=0.3; uneven-stages:stage=3:factor=1.2; lost-heartbeats:host=2[:steps=20-40]; and of hangs
-    host-stuck:rank=5:step=12[:segment=data][:microbatch=3], likewise each other kind of HANG_KINDS.
+    host-stuck:rank=5:step=12[:segment=data][:microbatch=3][:state=stopped], mismatch:rank=5:step=12[:differs=size],
+    dead:host=2:step=12, and each other kind of HANG_KINDS with rank and step; and of what only looks like a hang
+    crawling:rank=5:step=12:factor=30 and long-phase:rank=5:step=12:segment=checkpoint:delay_ms=20000.
     Raises UsageError for anything else.
     """
     name, *pairs = text.split(":")
     if name not in set(FaultKind):
         raise UsageError(f"The fault {text!r} has no known kind: begin it with one of {', '.join(FaultKind)}.")
     kind = FaultKind(name)
-    required, optional = _SLOW_KEYS.get(kind, _HANG_KEYS)
+    required, optional = {**_SLOW_KEYS, **_OTHER_HANG_KEYS}.get(kind, _HANG_KEYS)
     values = _read_pairs(text, kind, pairs, required | optional)
     if missing := sorted(required - values.keys()):
         raise UsageError(f"The fault {text!r} lacks {', '.join(missing)}: add it as key=value.")
@@ -198,6 +226,16 @@ def _senseless(fault: Fault) -> str | None:
         return f"spreads sequences beyond any batch: give a spread up to {MOST_SPREAD:g}"
     if fault.every < 1 or (fault.period is not None and fault.period < 2) or not 0 < fault.duty < 1:
         return "has no such rhythm: give every from 1, a period from 2, and a duty between 0 and 1"
+    return _unknown_word(fault)
+
+
+def _unknown_word(fault: Fault) -> str | None:
+    """What makes a fault one in words that mean nothing."""
+    for name, words in _WORDS.items():
+        if getattr(fault, name) not in (None, *words):
+            return f"has no such {name}: use {', '.join(words)}"
+    if fault.kind is FaultKind.LONG_PHASE and fault.segment not in LONG_PHASES:
+        return f"names no segment that takes long by nature: use {', '.join(LONG_PHASES)}"
     return None
 
 

@@ -22,15 +22,18 @@ Program = Sequence[Call]
 class Plan:
     """What a cause comes to. ``truth`` are the ranks to blame; of a circle those whose order made it.
 
-    ``limits``: the last call that a rank gets to by itself; ``runs`` [P, T, G]: who runs each of ``programs``, which
-    are variants of those of ``stages``; ``states``: processes that are not merely waiting; ``busy``: ranks whose CPU
-    time grows; ``death``: what was said of those that died, as (state, type, message); ``absent``: ranks that never
-    came; ``ahead`` [P, T, G]: ranks that count one step more than the others.
+    ``limits``: the last call that a rank gets to by itself, ``stops``: the last that its host issues, where that is
+    what stops; ``runs`` [P, T, G]: who runs each of ``programs``, which are variants of those of ``stages``;
+    ``states``: processes that are not merely waiting; ``busy``: ranks whose CPU time grows; ``death``: what was said of
+    those that died, as (state, type, message); ``dark``: ranks that nothing is heard of any more once they stop;
+    ``absent``: ranks that never came; ``ahead`` [P, T, G]: ranks that count one step more than the others;
+    ``watched_s``: for how long the job is heard of, if it only seems to hang.
     """
 
     truth: tuple[int, ...]
     segment: str | None = None
     limits: Mapping[int, int] = field(default_factory=dict)
+    stops: Mapping[int, int] = field(default_factory=dict)
     programs: tuple[Program, ...] = ()
     stages: tuple[int, ...] = ()
     runs: tuple[BoolArray, ...] = ()
@@ -38,8 +41,10 @@ class Plan:
     states: Mapping[int, str] = field(default_factory=dict)
     busy: tuple[int, ...] = ()
     death: tuple[str, str | None, str | None] | None = None
+    dark: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
     ahead: BoolArray | None = None
+    watched_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

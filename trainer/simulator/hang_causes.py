@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ...profiler.vocabulary import SegmentKind
-from .faults import Fault, FaultKind
+from .fault_effects import carriers
+from .faults import SIZE, Fault, FaultKind
 from .hang_case import Case, Plan, Program
 from .hang_closure import Frozen
-from .hang_program import Call, Op, find_call, renamed, without
+from .hang_program import Call, Op, find_call, renamed, resized, without
 from .job import SimulatedJob
 
 
@@ -22,7 +23,7 @@ def plan_of(job: SimulatedJob, fault: Fault, base: Sequence[Program]) -> Plan:
 def _stopped(case: Case, *defaults: str) -> tuple[dict[int, int], str]:
     """Every named rank stops in a segment of its own work."""
     limits, name = {}, ""
-    for rank in case.fault.ranks:
+    for rank in carriers(case.fault, case.job):
         stage = int(case.job.grid.stage[rank])
         limits[rank] = case.call(*defaults, communicates=False, stage=stage)
         name = case.base[stage][limits[rank]].name
@@ -30,21 +31,50 @@ def _stopped(case: Case, *defaults: str) -> tuple[dict[int, int], str]:
 
 
 def _dead(case: Case) -> Plan:
+    """Processes are gone; with their whole host so is the agent, and nobody notes anything."""
     limits, name = _stopped(case, "backward")
+    ranks, stops = tuple(limits), dict(limits)
+    if case.fault.host is not None:
+        return Plan(truth=ranks, segment=name, limits=limits, stops=stops, dark=ranks)
     gone = dict.fromkeys(limits, "gone")
-    return Plan(truth=case.fault.ranks, segment=name, limits=limits, states=gone, death=("gone", None, None))
+    return Plan(truth=ranks, segment=name, limits=limits, stops=stops, states=gone, death=("gone", None, None))
 
 
 def _exception(case: Case) -> Plan:
     limits, name = _stopped(case, "forward")
     death = ("exception", "OutOfMemoryError", f"out of memory in {name}")
-    return Plan(truth=case.fault.ranks, segment=name, limits=limits, states=dict.fromkeys(limits, "gone"), death=death)
+    gone = dict.fromkeys(limits, "gone")
+    return Plan(truth=case.fault.ranks, segment=name, limits=limits, stops=dict(limits), states=gone, death=death)
 
 
 def _host_stuck(case: Case) -> Plan:
+    """The rank's process does not get on in its own work; one that holds the GIL keeps its CPU busy."""
     limits, name = _stopped(case, "data", "forward")
-    state = {"data": "disk-sleep", "checkpoint": "disk-sleep"}.get(name, "sleeping")
-    return Plan(truth=case.fault.ranks, segment=name, limits=limits, states=dict.fromkeys(limits, state))
+    usual = {"data": "disk-sleep", "checkpoint": "disk-sleep"}.get(name, "sleeping")
+    state = case.fault.state or usual
+    return Plan(
+        truth=case.fault.ranks,
+        segment=name,
+        limits=limits,
+        stops=dict(limits),
+        states=dict.fromkeys(limits, state),
+        busy=tuple(limits) if state == "running" else (),
+    )
+
+
+def _long_phase(case: Case) -> Plan:
+    """The rank is in work that takes long by nature, and the others wait: nobody is to blame."""
+    limits, name = _stopped(case)
+    assert case.fault.delay_ms is not None
+    return Plan(
+        truth=(),
+        segment=name,
+        limits=limits,
+        stops=dict(limits),
+        states=dict.fromkeys(limits, "running"),
+        busy=tuple(limits),
+        watched_s=case.fault.delay_ms / 1e3,
+    )
 
 
 def _device_stuck(case: Case) -> Plan:
@@ -54,8 +84,11 @@ def _device_stuck(case: Case) -> Plan:
 
 
 def _mismatch(case: Case) -> Plan:
-    """The rank calls an all-reduce where its peers call something else: nobody completes it."""
-    return _another_call(case, "all_reduce", None, "dp_reduce_scatter", "tp_all_gather")
+    """The rank calls an all-reduce where its peers call something else, or moves half the bytes: none completes it."""
+    if case.fault.differs != SIZE:
+        return _another_call(case, "all_reduce", None, "dp_reduce_scatter", "tp_all_gather")
+    at = case.call("dp_reduce_scatter", "tp_all_gather", communicates=True)
+    return _in_place(case, at, resized(case.base[case.stage], at, 0.5))
 
 
 def _diverged(case: Case) -> Plan:
@@ -65,22 +98,33 @@ def _diverged(case: Case) -> Plan:
 
 def _another_call(case: Case, verb: str, parent: str | None, *defaults: str) -> Plan:
     at = case.call(*defaults, communicates=True)
-    program, rank = case.base[case.stage], case.rank
+    program = case.base[case.stage]
     name = f"{program[at].name.partition('_')[0]}_{verb}"
     if name == program[at].name or (parent is not None and program[at].parent is None):
         raise case.refuse(f"cannot act in {program[at].name}: name another collective of the rank")
+    return _in_place(case, at, renamed(program, at, name, parent))
+
+
+def _in_place(case: Case, at: int, changed: Program) -> Plan:
+    """The rank's program has another operation at a place, which its group never completes."""
+    op = changed[at].op
     return Plan(
-        truth=(rank,),
-        segment=name,
-        programs=(renamed(program, at, name, parent),),
+        truth=(case.rank,),
+        segment=changed[at].name,
+        programs=(changed,),
         stages=(case.stage,),
-        runs=(case.only(rank),),
-        frozen=(Frozen(program[at].op, case.group(program[at].op, rank), case.number(at)),),
+        runs=(case.only(case.rank),),
+        frozen=(Frozen(op, case.group(op, case.rank), case.number(at)),),
     )
 
 
 def _missing_call(case: Case) -> Plan:
-    """The rank leaves out a collective. Its next one there meets the others' last: they hang where the kinds differ."""
+    """The rank leaves out a collective. Its next one there meets the others' last: they hang where the kinds differ.
+
+    Or it leaves out a send: its partner gets the messages that follow, and waits for one more than there are.
+    """
+    if (case.fault.segment or "").startswith("send_"):
+        return _lost_send(case)
     at = case.call("dp_reduce_scatter", "tp_all_gather", communicates=True)
     program, rank, skipped = case.base[case.stage], case.rank, case.base[case.stage][at]
     left = without(program, at)
@@ -96,6 +140,16 @@ def _missing_call(case: Case) -> Plan:
         runs=(case.only(rank),),
         frozen=frozen,
     )
+
+
+def _lost_send(case: Case) -> Plan:
+    program, name = case.base[case.stage], case.fault.segment or ""
+    at = find_call(program, name, case.fault.microbatch)
+    if at is None:
+        sends = dict.fromkeys(one.name for one in program if one.name.startswith("send_"))
+        raise case.refuse(f"leaves out no send of its rank: use one of {', '.join(sends) or 'several stages'}")
+    left = (without(program, at),)
+    return Plan(truth=(case.rank,), segment=name, programs=left, stages=(case.stage,), runs=(case.only(case.rank),))
 
 
 def _iteration_desync(case: Case) -> Plan:
@@ -196,8 +250,14 @@ def _library(case: Case) -> Plan:
     at = case.call("dp_all_gather", "tp_all_gather", communicates=True)
     call = case.base[case.stage][at]
     frozen = Frozen(call.op, case.group(call.op, case.rank), case.number(at))
-    running = {case.rank: "running"}
-    return Plan(truth=(case.rank,), segment=call.name, frozen=(frozen,), states=running, busy=(case.rank,))
+    return Plan(
+        truth=(case.rank,),
+        segment=call.name,
+        stops={case.rank: at},
+        frozen=(frozen,),
+        states={case.rank: "running"},
+        busy=(case.rank,),
+    )
 
 
 def _init(case: Case) -> Plan:
@@ -205,8 +265,8 @@ def _init(case: Case) -> Plan:
     if case.fault.segment not in (None, "setup"):
         raise case.refuse("acts before the first step: leave the segment out, or name setup")
     ranks = case.fault.ranks
-    absent = () if case.fault.segment else ranks
-    return Plan(truth=ranks, segment="setup", limits=dict.fromkeys(ranks, 0), absent=absent)
+    absent, stops = () if case.fault.segment else ranks, dict.fromkeys(ranks, 0)
+    return Plan(truth=ranks, segment="setup", limits=stops, stops=stops, absent=absent)
 
 
 _PLANS: Mapping[FaultKind, Callable[[Case], Plan]] = {
@@ -223,4 +283,5 @@ _PLANS: Mapping[FaultKind, Callable[[Case], Plan]] = {
     FaultKind.NETWORK: _network,
     FaultKind.LIBRARY: _library,
     FaultKind.INIT: _init,
+    FaultKind.LONG_PHASE: _long_phase,
 }

@@ -83,21 +83,23 @@ def ends(edge: int, stages: int) -> tuple[IntArray, IntArray]:
     return ((low, high), (high, low), (last, first), (first, last))[edge]
 
 
-def outstanding(programs: Programs, which: IntArray, at: IntArray) -> tuple[IntArray, IntArray]:
-    """Operations (issued, completed) of every class in the two steps, [OPS, P, T, G] each.
+def outstanding(programs: Programs, which: IntArray, at: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
+    """Operations (issued, completed) of every class in the steps of the programs, [OPS, P, T, G] each, by ranks whose
+    devices are in ``at`` and whose hosts are in ``host``.
 
     A receive is issued when it is posted, and completed once it is sent; a send once its receive is posted.
     """
-    issued = np.stack([programs.count[which, op, at] for op in range(OPS)])
-    completed = issued.copy()
+    issued = np.stack([programs.count[which, op, host] for op in range(OPS)])
+    completed = np.stack([programs.count[which, op, at] for op in range(OPS)])
     for op in (Op.TP, Op.DP, Op.WORLD):
         completed[op] -= programs.op[which, at] == op
     for edge in range(len(EDGES)):
-        issued[recv(edge)] = programs.posted[which, edge, at]
+        issued[recv(edge)] = programs.posted[which, edge, host]
+        posted, sent = programs.posted[which, edge, at], programs.count[which, send(edge), at]
         completed[recv(edge)] = completed[send(edge)] = 0
         givers, takers = ends(edge, at.shape[0])
         if len(givers):
-            met = np.minimum(issued[send(edge)][givers], issued[recv(edge)][takers])
+            met = np.minimum(sent[givers], posted[takers])
             completed[send(edge)][givers] = met
             completed[recv(edge)][takers] = met
     return issued, completed

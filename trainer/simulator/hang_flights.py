@@ -13,6 +13,7 @@ from .costs import Costs
 from .effects import BoolArray, IntArray
 from .groups import Groups
 from .hang_closure import ends, outstanding
+from .hang_gaps import Gaps
 from .hang_program import EDGES, OPS, Call, Op, Programs, recv, send
 from .hangs import HangScene, Look
 from .job import SimulatedJob
@@ -23,7 +24,8 @@ NOBODY = -1
 NORM_BYTES = 16
 """Payload of the all-reduce over the whole job: a loss and a squared norm."""
 
-HOLDING = (int(Op.TP), int(Op.DP), int(Op.WORLD), *(recv(edge) for edge in range(len(EDGES))))
+RECEIVES = tuple(recv(edge) for edge in range(len(EDGES)))
+HOLDING = (int(Op.TP), int(Op.DP), int(Op.WORLD), *RECEIVES)
 """Classes that hold a rank up: sends do not."""
 
 _NULLABLE = ("group", "sequence", "peer", "microbatch", "size_bytes")
@@ -85,21 +87,18 @@ class Flights:
         return pa.ListArray.from_arrays(pa.array(self.first, pa.int32()), rows)
 
 
-def flights_of(scene: HangScene, channels: Channels, look: Look) -> Flights:
-    """What is in flight at a look: the work that a rank is in, the collective in it, and messages under way."""
+def flights_of(scene: HangScene, channels: Channels, look: Look, gaps: Gaps | None = None) -> Flights:
+    """What is in flight at a look: the work that a rank is in, the collectives in it, and messages under way; without
+    what is lost."""
     rows = _Rows(scene, channels, look)
-    parent = rows.tables.parent[look.which, look.at]
+    parent = rows.tables.parent[look.which, look.host]
     rows.add(parent >= 0, parent[parent >= 0], int(Op.WORK))
-    own = scene.programs.op[look.which, look.at]
-    works = (own == Op.WORK) & ~rows.tables.is_end[look.which, look.at]
-    rows.add(works, look.at[works], int(Op.WORK))
-    for op in (int(Op.TP), int(Op.DP), int(Op.WORLD)):
-        inside = own == op
-        rows.add(inside, look.at[inside], op, rows.number(op, rows.issued[op])[inside])
-    for edge in range(len(EDGES)):
-        rows.add_messages(edge, send(edge))
-        rows.add_messages(edge, recv(edge))
-    return rows.flights()
+    own = scene.programs.op[look.which, look.host]
+    works = (own == Op.WORK) & ~rows.tables.is_end[look.which, look.host]
+    rows.add(works, look.host[works], int(Op.WORK))
+    for op in range(OPS):
+        rows.add_operations(op)
+    return rows.flights(gaps)
 
 
 class _Rows:
@@ -107,15 +106,12 @@ class _Rows:
 
     def __init__(self, scene: HangScene, channels: Channels, look: Look) -> None:
         self.tables = _Tables.of(scene.programs, scene.job.costs)
-        self.issued, self._completed = outstanding(scene.programs, look.which, look.at)
+        self.issued, self._completed = outstanding(scene.programs, look.which, look.at, look.host)
         self._before = sequences_before(scene, look)
         self._scene, self._channels, self._look = scene, channels, look
+        # A host that is ahead is seen to wait for none but the operation whose result it reads.
+        self._holding = HOLDING if scene.lead.in_flight <= 1 else (int(Op.WORLD),)
         self._parts: list[Mapping[str, IntArray]] = []
-
-    def number(self, op: int, within: IntArray) -> IntArray:
-        """Sequence numbers of operations that are counted within the scene's steps, [P, T, G]."""
-        numbers: IntArray = self._before[op] + within
-        return numbers
 
     def add(
         self,
@@ -128,7 +124,7 @@ class _Rows:
         """A row of each marked rank; [n] each: its ``call``, ``sequence``, and the call at which it was ``posted``."""
         program = self._look.which[marked]
         none = np.full(len(program), NOBODY)
-        holds = op in HOLDING and call == self._look.at[marked]
+        holds = op in self._holding and call == self._look.host[marked]
         self._parts.append(
             {
                 "rank": self._scene.job.grid.rank[marked],
@@ -137,26 +133,33 @@ class _Rows:
                 "sequence": none if sequence is None else sequence,
                 "peer": none if op == Op.WORK else self._channels.peer[op][marked],
                 "microbatch": self.tables.microbatch[program, call],
-                "begun_ns": self._scene.begin[program, call if posted is None else posted],
+                "begun_ns": self._look.origin_ns[marked]
+                + self._scene.issue[program, call if posted is None else posted],
                 "size_bytes": self.tables.size_bytes[program, call],
                 "waiting": np.broadcast_to(holds, call.shape).astype(np.int64),
             }
         )
 
-    def add_messages(self, edge: int, op: int) -> None:
-        """Sends or receives over an edge that are issued and have not met the other end."""
+    def add_operations(self, op: int) -> None:
+        """Operations of a class that are issued and not completed: of messages, those that have not met the other
+        end."""
         programs, which = self._scene.programs, self._look.which
-        under_way = self.issued[op] - self._completed[op]
+        under_way = np.where(self._channels.group[op] >= 0, self.issued[op] - self._completed[op], 0)
+        edge = (op - recv(0)) // 2 if op in RECEIVES else None
         for number in range(int(under_way.max(initial=0))):
             marked = under_way > number
             index = (self._completed[op] + number)[marked]
             call = programs.place[which[marked], op, index]
-            posted = call if op == send(edge) else programs.posted_at[which[marked], edge, index]
+            posted = call if edge is None else programs.posted_at[which[marked], edge, index]
             self.add(marked, call, op, self._before[op][marked] + index + 1, posted)
 
-    def flights(self) -> Flights:
+    def flights(self, gaps: Gaps | None) -> Flights:
         """All parts, by rank and begin."""
         columns = {key: np.concatenate([part[key] for part in self._parts]) for key in self._parts[0]}
+        if gaps is not None:
+            known_by = (columns[key] for key in ("rank", "name", "group", "sequence", "microbatch"))
+            kept = ~gaps.lost("in_flight", *known_by)
+            columns = {key: values[kept] for key, values in columns.items()}
         order = np.lexsort((columns["begun_ns"], columns["rank"]))
         columns = {key: values[order] for key, values in columns.items()}
         rank = columns.pop("rank")
@@ -165,14 +168,17 @@ class _Rows:
         return Flights(rank, columns, first, self.tables.names)
 
 
-def progress_of(scene: HangScene, channels: Channels, look: Look) -> pa.ListArray:
-    """The last numbers issued and completed in each of a rank's groups, one list of GROUP_PROGRESS a rank, [world]."""
-    issued, completed = outstanding(scene.programs, look.which, look.at)
+def progress_of(scene: HangScene, channels: Channels, look: Look, gaps: Gaps | None = None) -> pa.ListArray:
+    """The last numbers issued and completed in each of a rank's groups, one list of GROUP_PROGRESS a rank, [world];
+    without what is lost."""
+    issued, completed = outstanding(scene.programs, look.which, look.at, look.host)
     before = sequences_before(scene, look)
     op, *place = np.nonzero(channels.group >= 0)
     at = (op, *place)
     issued, completed, group = (issued + before)[at], (completed + before)[at], channels.group[at]
     rank, used = scene.job.grid.rank[tuple(place)], issued > 0
+    if gaps is not None:
+        used &= ~gaps.lost("progress", rank, group)
     rank, group, issued, completed = rank[used], group[used], issued[used], completed[used]
     order = np.argsort(rank, kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=scene.job.world_size))])
@@ -229,16 +235,17 @@ class _Tables:
 
 def _size_bytes(call: Call, costs: Costs) -> int:
     """Payload of a call on its rank; NOBODY for work."""
+    if call.op == Op.WORK:
+        return NOBODY
+    usual = {int(Op.TP): costs.tp_bytes, int(Op.WORLD): NORM_BYTES}.get(call.op, costs.p2p_bytes)
     if call.op == Op.DP:
-        return costs.all_gather_bytes if call.name == "dp_all_gather" else costs.reduce_scatter_bytes
-    if call.op > Op.WORLD:
-        return costs.p2p_bytes
-    return {int(Op.TP): costs.tp_bytes, int(Op.WORLD): NORM_BYTES}.get(call.op, NOBODY)
+        usual = costs.all_gather_bytes if call.name == "dp_all_gather" else costs.reduce_scatter_bytes
+    return round(usual * call.share)
 
 
 def steps_of(scene: HangScene, look: Look) -> IntArray:
     """The step that each rank is in, [P, T, G]: one more for those that have gone on to the next one, or count so."""
-    step = _Tables.of(scene.programs, scene.job.costs).step[look.which, look.at]
+    step = _Tables.of(scene.programs, scene.job.costs).step[look.which, look.host]
     ahead = 0 if scene.plan.ahead is None else scene.plan.ahead.astype(np.int64)
-    result: IntArray = look.steps + np.minimum(step, 1) + ahead
+    result: IntArray = look.steps + np.minimum(step, 2) + ahead
     return result

@@ -48,7 +48,8 @@ def recv(edge: int) -> int:
 class Call:
     """One entry of a rank's program: work that it begins (``op`` is WORK), or an operation with others.
 
-    ``parent`` is the name of the work around it, if any; ``step`` counts from the step of the fault.
+    ``parent`` is the name of the work around it, if any; ``step`` counts from the step of the fault. ``share`` is how
+    much of the usual bytes an operation moves.
     """
 
     name: str
@@ -58,17 +59,26 @@ class Call:
     parent: str | None = None
     microbatch: int | None = None
     chunk: int | None = None
+    share: float = 1.0
+
+
+PHASES = {
+    "checkpoint": SegmentKind.CHECKPOINT,
+    "evaluation": SegmentKind.EVAL,
+    "compile": SegmentKind.COMPILE,
+}
+"""Work that a step has only now and then: a compilation comes first in it, the others last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What of a layout decides which calls there are. ``layers`` is the number of tensor-parallel pairs of an
-    all-gather and a reduce-scatter in each forward and backward."""
+    all-gather and a reduce-scatter in each forward and backward; ``phase`` one of PHASES that the steps have."""
 
     tp: int
     world: int
     layers: int = 1
-    checkpoint: bool = False
+    phase: str | None = None
 
 
 def step_calls(schedule: Schedule, stage: int, shape: Shape, step: int) -> list[Call]:
@@ -78,9 +88,10 @@ def step_calls(schedule: Schedule, stage: int, shape: Shape, step: int) -> list[
     calls = [Call("data", SegmentKind.DATA, Op.WORK, step)] if loads else []
     for action in schedule[stage]:
         calls += _calls_of(action, stage, stages, shape, step)
-    if shape.checkpoint:
-        calls.append(Call("checkpoint", SegmentKind.CHECKPOINT, Op.WORK, step))
-    return calls
+    if shape.phase is None:
+        return calls
+    phase = Call(shape.phase, PHASES[shape.phase], Op.WORK, step)
+    return [phase, *calls] if phase.kind is SegmentKind.COMPILE else [*calls, phase]
 
 
 def _calls_of(action: Action, stage: int, stages: int, shape: Shape, step: int) -> list[Call]:
@@ -151,17 +162,27 @@ class Programs:
 
 
 def _posted(calls: Sequence[Call], op: int, ahead: int) -> list[int]:
-    """The call at which each receive of a class is posted; receives are posted in order, within their own step."""
+    """The call at which each receive of a class is posted; receives are posted in order, within their own step.
+
+    ``ahead`` compute actions before the one that it feeds; 0: not before the rank gets to it.
+    """
+    if ahead == 0:
+        return [at for at, call in enumerate(calls) if call.op == op]
     opened: list[int] = []
     for at, call in enumerate(calls):
         if call.op != op:
             continue
         before = [i for i in range(at) if calls[i].kind is SegmentKind.COMPUTE and calls[i].step == call.step]
         # Posted before the action after the (feeds - ahead)-th compute action; at the step's begin if there are fewer.
-        first = next(i for i, one in enumerate(calls) if one.step == call.step and SETUP not in (one.name, one.parent))
+        first = next(i for i, one in enumerate(calls) if one.step == call.step and not _precedes_steps(one))
         feeds = len(before)
         opened.append(first if feeds <= ahead else _after_action(calls, before[feeds - ahead - 1]))
     return opened
+
+
+def _precedes_steps(call: Call) -> bool:
+    """Whether a call comes before all that a step usually is."""
+    return SETUP in (call.name, call.parent) or call.kind is SegmentKind.COMPILE
 
 
 def _after_action(calls: Sequence[Call], at: int) -> int:
@@ -190,6 +211,13 @@ def renamed(calls: Sequence[Call], at: int, name: str, parent: str | None = None
                 break
             same = {"name": parent} if i == opened else {"parent": parent}
             changed[i] = replace(changed[i], **same)  # type: ignore[arg-type]
+    return changed
+
+
+def resized(calls: Sequence[Call], at: int, share: float) -> list[Call]:
+    """A program in which one operation moves another share of the usual bytes."""
+    changed = list(calls)
+    changed[at] = replace(calls[at], share=share)
     return changed
 
 

@@ -42,14 +42,14 @@ def run_rows(job: SimulatedJob, faults: Sequence[str], end_ns: int, exit_reason:
     }
 
 
-def rank_rows(job: SimulatedJob) -> Rows:
-    """Rows of ``ranks``."""
+def rank_rows(job: SimulatedJob, absent: Sequence[int] = ()) -> Rows:
+    """Rows of ``ranks``, without those of ranks that never came."""
     world = np.arange(job.world_size)
     names = pa.array([job.host_name(host) for host in range(job.grid.hosts)])
     host = pa.DictionaryArray.from_arrays(pa.array(job.grid.host.astype(np.int32)), names)
     sizes = [size for _, size in job.topology.axes]
     places = np.unravel_index(world, sizes)
-    return pa.table(
+    rows = pa.table(
         {
             "rank": pa.array(world.astype(np.int32)),
             "host": host,
@@ -57,6 +57,7 @@ def rank_rows(job: SimulatedJob) -> Rows:
             **{axis: pa.array(place.astype(np.int32)) for axis, place in zip(job.topology.names, places, strict=True)},
         }
     )
+    return rows.filter(pa.array(~np.isin(world, absent))) if absent else rows
 
 
 def segment_rows() -> Rows:

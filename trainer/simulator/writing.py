@@ -18,6 +18,7 @@ from . import tables
 from .background import Background
 from .fault_effects import carriers, check_beside, check_fault, effect_of, fault_rows
 from .faults import Fault, FaultKind
+from .hang_gaps import PLAIN, Hardness
 from .hang_tables import SECOND, SILENT_AFTER_S, Evidence
 from .hangs import hang_scene
 from .job import SimulatedJob
@@ -55,12 +56,14 @@ def simulate(
     recording: Recording | None = None,
     *,
     faults: Sequence[Fault] = (),
+    hardness: Hardness = PLAIN,
     progress: Progress | None = None,
 ) -> Simulated:
     """Simulate a job and write its store; several jobs of different names may share one.
 
     A fault that makes the job hang ends it: the steps before are simulated, then who stands where is written, as the
-    agents would have seen it. Raises UsageError for a job, faults or a recording that do not fit each other.
+    agents would have seen it, as hard to read as ``hardness`` says. Raises UsageError for a job, faults or a
+    recording that do not fit each other.
     """
     job, hang = with_faults(job, faults)
     recording = recording or Recording()
@@ -70,20 +73,21 @@ def simulate(
         session = Session(job, recording, background, progress)
         steps = job.steps if hang is None else hang.first_step - job.first_step
         session.simulate(steps)
-        if hang is None:
+        scene = None if hang is None else hang_scene(job, hang, lead=hardness.lead)
+        if scene is None:
             session.write_heartbeats()
             _write_small(background, session, [fault.text for fault in faults], "finished")
             if faults:
                 background.write("faults", _truth(faults, session))
         else:
-            _write_small(background, session, [fault.text for fault in faults], None)
+            _write_small(background, session, [fault.text for fault in faults], None, scene.plan.absent)
         background.finish()
-        if hang is not None:
+        if scene is not None:
             slow = [fault for fault in faults if not fault.is_hang]
             if slow:
                 writer.write("faults", job.run, job.attempt, _truth(slow, session, is_heard_after=True))
             silent = [rank for one in slow if one.kind is FaultKind.LOST_HEARTBEATS for rank in carriers(one, job)]
-            Evidence.of(hang_scene(job, hang), session.step_begin_ns, silent).write(writer)
+            Evidence.of(scene, session.step_begin_ns, silent, hardness).write(writer)
         writer.commit()
     return session.result()
 
@@ -145,10 +149,17 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _write_small(background: Background, session: Session, faults: Sequence[str], exit_reason: str | None) -> None:
+def _write_small(
+    background: Background,
+    session: Session,
+    faults: Sequence[str],
+    exit_reason: str | None,
+    absent: Sequence[int] = (),
+) -> None:
+    """The small tables; ranks that are ``absent`` never said where they are."""
     job = session.job
     background.write("runs", tables.run_rows(job, faults, int(session.moments_ns[-1]), exit_reason))
-    background.write("ranks", tables.rank_rows(job), axes=job.topology.names)
+    background.write("ranks", tables.rank_rows(job, absent), axes=job.topology.names)
     background.write("segments", tables.segment_rows())
     background.write("schedule", tables.schedule_rows(job))
     background.write("groups", pa.concat_tables(session.groups.rows()) if job.world_size > 1 else {})
