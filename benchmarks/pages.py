@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support.page_checks import chromium, visit, wait_judged, wait_painted
 from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
 
+from .pages_3d import measure_hang, write_hang_store
 from .pages_fleet import measure_fleet, write_fleet_store
 from .pages_timeline import LARGE, measure_timeline
 
@@ -136,6 +137,9 @@ def main(arguments: list[str] | None = None) -> None:
         write_fleet_store(Path(folder) / "fleet")
         with chromium() as browser, server_process(Path(folder) / "fleet") as url:
             pages["heatmap_fleet"] = measure_fleet(browser, url, visits)
+        write_hang_store(Path(folder) / "hang")
+        with chromium() as browser, server_process(Path(folder) / "hang") as url:
+            pages["3d_fleet"] = measure_hang(browser, url, Path(folder) / "hang", visits)
         write_synthetic_store(Path(folder) / "large", LARGE)
         with chromium() as browser, server_process(Path(folder) / "large") as url:
             pages["timeline"] |= measure_timeline(browser, url, visits)

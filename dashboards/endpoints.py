@@ -21,11 +21,13 @@ from .curves import curve_panels
 from .heat_export import heat_csv
 from .heat_payload import heat_payload
 from .perfetto import add_perfetto
-from .scene_data import scene_payload
+from .scene_data import judged_or_plain, scene_payload
+from .scene_page import page_html
 from .security import is_loopback
 from .span_choice import choose_spans
 from .span_data import links_payload, spans_payload
 from .span_outline import outline_payload
+from .verdicts import hang_of
 from .view import View, parse_view
 from .workbench import Workbench
 
@@ -35,8 +37,11 @@ EXPORTED_ROWS = 200_000
 EXPORTED_SPANS = 500_000
 """About 200 MB of JSON: what a browser and its viewer still take. The command line exports without a limit."""
 
-SQUEEZED_FROM_BYTES = 256 * 1024
-"""Smaller answers are not worth the time."""
+SQUEEZED_FROM_BYTES = 16 * 1024
+"""Smaller answers are not worth the time; text becomes a tenth, 100 kB of it in 2 ms."""
+
+EXPORT_WAIT_S = 30.0
+"""So long a download waits for the verdict that belongs into it."""
 
 _MARKS = {"v", "verdict"}
 Builder = Callable[[Workbench, Attempt, View], bytes]
@@ -56,6 +61,7 @@ def add_endpoints(server: Flask, bench: Workbench) -> None:
     add_perfetto(server)
     server.add_url_rule("/export/sql.csv", "export_sql", _guarded(lambda: _export_sql(bench)))
     server.add_url_rule("/export/heatmap.csv", "export_heatmap", _guarded(lambda: _export_heatmap(bench)))
+    server.add_url_rule("/export/hang.html", "export_hang", _guarded(lambda: _export_hang(bench)))
     server.add_url_rule("/export/timeline.json", "export_timeline", _guarded(lambda: _export_timeline(bench)))
 
 
@@ -138,6 +144,19 @@ def _export_heatmap(bench: Workbench) -> Response:
     view = _view()
     answer = Response(heat_csv(bench, bench.attempt(view), view), content_type="text/csv; charset=utf-8")
     answer.headers["Content-Disposition"] = 'attachment; filename="heatmap.csv"'
+    return answer
+
+
+def _export_hang(bench: Workbench) -> Response:
+    """The 3D picture and its verdict as one file that needs no server."""
+    view = _view()
+    attempt = bench.attempt(view)
+    latest = hang_of(bench, attempt, view.moment, wait_s=EXPORT_WAIT_S)
+    if latest.value is None:
+        raise MegascopeError(latest.error or "The hang is still being judged: download it again in a moment.")
+    judged = judged_or_plain(bench, attempt, view, latest)
+    answer = Response(page_html(judged, title=f"{attempt.run}, attempt {attempt.attempt}"), content_type="text/html")
+    answer.headers["Content-Disposition"] = 'attachment; filename="hang.html"'
     return answer
 
 

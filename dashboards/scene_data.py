@@ -1,7 +1,8 @@
-"""The 3D page's data: the scene at a moment with its verdict, as JSON for the canvas."""
+"""The 3D page's data: what it shows, at which moment, with its verdict; as JSON for the canvas."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +11,33 @@ from typing import Any
 from ..collectors.store import Attempt
 from ..profiler.errors import MegascopeError, UsageError
 from ..viz3d.actions import parse_actions
-from ..viz3d.figure import Node, Scene, build_scene
+from ..viz3d.graph import build_graph
 from ..viz3d.hang import Judged
 from ..viz3d.snapshot import take_snapshot
 from ..viz3d.states import Snapshot
+from ..viz3d.verdict import HangVerdict, State
 from .components import utc
-from .heat_data import place_texts, placement_of
+from .scene_model import Drawn, draw, model_of, moment_of
 from .verdicts import hang_of
 from .view import View
-from .workbench import Workbench
+from .workbench import Latest, Workbench
 
-SHOW_ALL_RANKS = 1024
-"""Above this many ranks the picture starts with those involved only."""
+SHOW_ALL_RANKS = 64
+"""Above this many ranks the picture starts with those that matter only, where there is a root."""
 
 EDGE_COLOURS = ("p2p", "compute", "collective", "data", "optimizer", "backward")
 """Names of the style sheet's colours for the groups of the first axis, the second, and so on."""
 
-AROUND = {"all": "all ranks", "involved": "those involved"}
+AROUND = {"all": "all ranks", "involved": "those that matter"}
+MOST_TOLD = 2048
+"""Of a larger job all ranks are drawn with their states, but only those that matter, and the chosen one, in detail."""
+
+MOST_MOMENTS = 60
+JUDGED_WITHIN_S = 2.0
+"""The page waits so long for the first verdict: drawn before it, it would have to be drawn again."""
+
+PICTURE_WAITS_S = 8.0
+"""The picture waits longer: taking a look of its own beside the analysis would slow both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +50,21 @@ class SceneChoice:
     moment_ns: int | None
 
 
-def choose_scene(view: View, attempt: Attempt, snapshot: Snapshot) -> SceneChoice:
+def choose_scene(view: View, snapshot: Snapshot, *, is_accused: bool) -> SceneChoice:
     """Fill in what the view leaves open. Raises UsageError for a rank, axis or choice that does not exist."""
-    axis = view.axis or "all"
-    if axis != "all" and axis not in snapshot.axes:
-        raise UsageError(f"The mesh has no axis {axis!r}. Choose one of {', '.join(['all', *snapshot.axes])}.")
+    axis = view.axis or "chosen"
+    known = dict.fromkeys(["chosen", "all", "none", *snapshot.axes, *(one.kind for one in snapshot.groups.values())])
+    if axis not in known:
+        raise UsageError(f"The job has no groups of kind {axis!r}. Choose one of {', '.join(known)}.")
+    for each in view.along.split(":") if view.along is not None else ():
+        if each not in snapshot.axes:
+            raise UsageError(f"The mesh has no axis {each!r} to lay along: it has {', '.join(snapshot.axes)}.")
     if view.around is not None and view.around not in AROUND:
         raise UsageError(f"The address has around={view.around!r}. Choose one of {', '.join(AROUND)}.")
-    ranks = {*snapshot.states, *snapshot.missing}
+    ranks = {*snapshot.states, *snapshot.missing, *snapshot.coordinates}
     if view.rank is not None and view.rank not in ranks:
         raise UsageError(f"The run has no rank {view.rank}: it has {len(ranks)} ranks.")
-    around = view.around or ("all" if len(ranks) <= SHOW_ALL_RANKS else "involved")
+    around = view.around or ("all" if len(ranks) <= SHOW_ALL_RANKS or not is_accused else "involved")
     return SceneChoice(view.rank, axis, around, view.moment)
 
 
@@ -90,24 +105,60 @@ def shown_snapshot(bench: Workbench, attempt: Attempt, view: View) -> Snapshot:
     return snapshot_of(bench, attempt, moment)
 
 
+def moments_before(bench: Workbench, attempt: Attempt, moment_ns: int) -> list[int]:
+    """Moments to step through, up to a look: each after a heartbeat of the first rank that has any, before its next.
+
+    Between two heartbeats of one rank every other rank has one, too, so each look is of all.
+    """
+
+    def load() -> list[int]:
+        rows = bench.store.query(
+            """SELECT DISTINCT moment_ns FROM heartbeats
+               WHERE moment_ns <= ? AND rank = (SELECT min(rank) FROM heartbeats) ORDER BY moment_ns DESC LIMIT ?""",
+            [moment_ns, MOST_MOMENTS + 1],
+            attempt,
+        )
+        beats = sorted(int(one) for one in rows["moment_ns"].to_pylist())
+        between = [first + (second - first) // 2 for first, second in itertools.pairwise(beats)]
+        return [*between, moment_ns][-MOST_MOMENTS:] if between else []
+
+    return bench.cached(("moments before", attempt.run, attempt.attempt, moment_ns), load)
+
+
 @dataclass(frozen=True, slots=True)
 class ShownScene:
-    """The scene that a view shows, and the look at the ranks that it was drawn from."""
+    """The scene that a view shows, and what it was drawn from."""
 
     choice: SceneChoice
-    snapshot: Snapshot
-    scene: Scene
+    drawn: Drawn
 
 
-def scene_of(bench: Workbench, attempt: Attempt, view: View, judged: Judged | None) -> ShownScene:
+def scene_of(bench: Workbench, attempt: Attempt, view: View, latest: Latest[Judged]) -> ShownScene:
     """The scene of a verdict, from the very look and graph that it was read from; without one, the shown snapshot's."""
+    judged = judged_or_plain(bench, attempt, view, latest)
+    assert judged.snapshot is not None
+    choice = choose_scene(view, judged.snapshot, is_accused=bool(judged.verdict.culprits))
+    beside = () if choice.rank is None else (choice.rank,)
+    everyone = choice.around == "all" and count_of(judged.snapshot) <= MOST_TOLD
+    key = ("drawn", attempt.run, attempt.attempt, view.moment, latest.stamp, everyone, () if everyone else beside)
+    return ShownScene(choice, bench.cached(key, lambda: draw(judged, everyone=everyone, beside=beside)))
+
+
+def judged_or_plain(bench: Workbench, attempt: Attempt, view: View, latest: Latest[Judged]) -> Judged:
+    """The judged look; where there is none (yet), the look at the shown moment, in which nobody is accused."""
+    judged = latest.value
     if judged is not None and judged.snapshot is not None and judged.snapshot.states:
-        snapshot, graph = judged.snapshot, judged.graph
-    else:
-        snapshot, graph = shown_snapshot(bench, attempt, view), None
-    choice = choose_scene(view, attempt, snapshot)
-    verdict = None if judged is None else judged.verdict
-    return ShownScene(choice, snapshot, build_scene(snapshot, verdict, choice.rank, graph))
+        return judged
+    snapshot = shown_snapshot(bench, attempt, view)
+    key = ("plain graph", attempt.run, attempt.attempt, snapshot.moment_ns)
+    graph = bench.cached(key, lambda: build_graph(snapshot))
+    none = HangVerdict(attempt.run, attempt.attempt, None, State.INCONCLUSIVE)
+    return Judged(none if judged is None else judged.verdict, snapshot, graph)
+
+
+def count_of(snapshot: Snapshot) -> int:
+    """How many ranks the job has."""
+    return len({*snapshot.states, *snapshot.missing, *snapshot.coordinates})
 
 
 def edge_colours(axes: Sequence[str]) -> dict[str, str]:
@@ -116,43 +167,46 @@ def edge_colours(axes: Sequence[str]) -> dict[str, str]:
 
 
 def scene_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
-    """The scene as JSON for the canvas (assets/scene.js)."""
-    shown = scene_of(bench, attempt, view, hang_of(bench, attempt, view.moment, wait_s=0.5).value)
-    choice, snapshot, scene = shown.choice, shown.snapshot, shown.scene
-    edges = {axis: pairs for axis, pairs in scene.edges.items() if choice.axis in {"all", axis}}
-    waits: dict[int, list[int]] = {}
-    for waiter, other in scene.waits:
-        waits.setdefault(waiter, []).append(other)
-    places = place_texts(placement_of(bench, attempt), [node.rank for node in scene.nodes])
-    payload = {
-        "moment": utc(scene.moment_ns),
-        "rank": choice.rank,
-        "around": choice.around if any(node.involved for node in scene.nodes) else "all",
-        "nodes": [
-            _node(snapshot, node, place, waits.get(node.rank, []))
-            for node, place in zip(scene.nodes, places, strict=True)
-        ],
-        "axes": [{"name": line.name, "from": line.start, "to": line.end} for line in scene.axes],
-        "edges": edges,
-        "edge_colours": edge_colours(snapshot.axes),
-        "waits": scene.waits,
-    }
-    return json.dumps(payload, allow_nan=False).encode()
+    """The scene as JSON for the canvas (assets/scene_1_model.js); with ``look`` only what differs at that moment."""
+    latest = hang_of(bench, attempt, view.moment, wait_s=PICTURE_WAITS_S)
+    shown = scene_of(bench, attempt, view, latest)
+    if view.look is not None:
+        return _as_bytes(moment_of(_at(bench, attempt, shown.drawn, view.look)))
+    key = ("scene", attempt.run, attempt.attempt, view.moment, latest.stamp, shown.choice)
+    return bench.cached(key, lambda: _as_bytes(_whole(bench, attempt, shown, is_judged=latest.value is not None)))
 
 
-def _node(snapshot: Snapshot, node: Node, place: str, waits_for: list[int]) -> dict[str, Any]:
-    state = snapshot.states.get(node.rank)
-    return {
-        "rank": node.rank,
-        "at": node.at,
-        "state": node.state,
-        "word": node.word,
-        "flight": node.flights,
-        "involved": node.involved,
-        "waits_for": waits_for,
-        "step": node.step,
-        "process": None if state is None else state.process_state,
-        "heartbeat": None if state is None else utc(state.moment_ns),
-        "host": snapshot.hosts.get(node.rank),
-        "place": place,
+def _at(bench: Workbench, attempt: Attempt, drawn: Drawn, moment_ns: int) -> Drawn:
+    """The same ranks at another moment, at which nobody was judged: their states and waits."""
+    snapshot = snapshot_of(bench, attempt, moment_ns)
+    return Drawn(snapshot, build_graph(snapshot), None, (), {}, drawn.shown)
+
+
+def _whole(bench: Workbench, attempt: Attempt, shown: ShownScene, *, is_judged: bool) -> dict[str, Any]:
+    model, snapshot = model_of(shown.drawn), shown.drawn.snapshot
+    if not is_judged:
+        model["verdict"] = None
+    return model | {
+        "run": attempt.run,
+        "attempt": attempt.attempt,
+        "around": shown.choice.around,
+        "colours": edge_colours(snapshot.axes),
+        "moments": [str(moment) for moment in moments_before(bench, attempt, snapshot.moment_ns)],
+        "stacks": stacks_of(bench, attempt),
     }
+
+
+def stacks_of(bench: Workbench, attempt: Attempt) -> dict[str, str]:
+    """Rank -> its newest Python stack, as an incident's actions keep it."""
+    found: dict[str, str] = {}
+    rows = sorted(incidents_of(bench, attempt), key=lambda row: int(row["opened_ns"]))
+    for row in rows:
+        for action in parse_actions(row["actions"]):
+            text = action.get("stack")
+            if isinstance(text, str) and action.get("rank") is not None:
+                found[str(action["rank"])] = text
+    return found
+
+
+def _as_bytes(model: dict[str, Any]) -> bytes:
+    return json.dumps(model, allow_nan=False, separators=(",", ":")).encode()

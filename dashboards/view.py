@@ -35,6 +35,9 @@ OVER = {
 MARKS = ("path", "arrows", "waiting")
 """What the timeline draws over its spans, and can leave out."""
 
+HULLS = {"hosts": "hosts", "racks": "racks"}
+"""What the 3D picture draws hulls around."""
+
 MOST_RANKS = 4096
 """So many ranks can be named."""
 
@@ -49,7 +52,8 @@ class View:
     ``since`` and ``until`` are moments in UTC ns between which the steps began; ``above`` is the ratio to peers from
     which on cells stand out; ``shape``, ``group`` and ``over`` lay the heatmap out. ``beside`` is what the timeline
     shows a second time (STEP, ATTEMPT:STEP or ATTEMPT:STEP:RUN); ``rows`` fits its rows to the screen, ``hide`` leaves
-    marks out.
+    marks out. Of the 3D picture, ``look`` is the moment (UTC ns) that its slider stands at, ``along`` the axes that lie
+    along x, y and z, ``hulls`` what is drawn around the ranks that belong to it.
     """
 
     run: str | None = None
@@ -79,6 +83,9 @@ class View:
     beside: str | None = None
     rows: str | None = None
     hide: str | None = None
+    look: int | None = None
+    along: str | None = None
+    hulls: str | None = None
 
     def search(self) -> str:
         """The query part of the URL, with its question mark; empty if nothing was chosen."""
@@ -212,6 +219,13 @@ def _beside(text: str) -> str:
     return text
 
 
+def _axes(text: str) -> str:
+    parts = text.split(":")
+    if len(parts) > 3 or len(set(parts)) != len(parts) or not all(parts):
+        raise ValueError
+    return text
+
+
 def _hidden(text: str) -> str:
     if not set(text.split(",")) <= set(MARKS):
         raise ValueError
@@ -265,5 +279,8 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "zoom": (_four, "four whole numbers, first and last row and step, such as 0:63:20:40"),
     "t": (_seconds, "two numbers of seconds, such as 0.5:1.25"),
     "scroll": (_whole, "a whole number of pixels"),
+    "look": (_whole, "a moment in UTC nanoseconds"),
+    "along": (_axes, "three axes of the mesh at most, such as tp:dp:pp"),
+    "hulls": (_one_of(HULLS), "one of " + ", ".join(HULLS)),
     "camera": (_five, "five numbers, such as -0.6:0.42:1:0:0"),
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import megascope.dashboards.app
-from megascope.dashboards.pages.three_d import LEGEND
-from megascope.viz3d.figure import NodeState
+from megascope.dashboards.scene_model import LETTERS
+from megascope.viz3d.doing import Doing
 
 ASSETS = Path(megascope.dashboards.app.FOLDER) / "assets"
 TEXT = (
@@ -62,8 +62,12 @@ def test_text_and_shapes_stand_out(theme: str) -> None:
 
 
 def test_every_state_has_a_shape_of_its_own() -> None:
-    script = (ASSETS / "scene.js").read_text()
+    script = (ASSETS / "scene_1_model.js").read_text()
     looks = re.findall(r'(\w+): \["[\w-]+", "(\w+)", [\d.]+\]', script)
-    assert {state for state, _ in looks} == {str(state) for state in NodeState} == {str(state) for state in LEGEND}
+    assert {state for state, _ in looks} == {str(state) for state in Doing} == {str(state) for state in LETTERS}
     assert len({shape for _, shape in looks}) == len(looks)
-    assert len({sign for sign, _, _ in LEGEND.values()}) == len(LEGEND)
+    signs = re.findall(r'(\w+): \["(.)", "[^"]+"\]', script)
+    assert {state for state, _ in signs} == {str(state) for state in Doing}
+    assert len({sign for _, sign in signs}) == len(signs)
+    letters = dict(re.findall(r'\b([a-z]): "(\w+)"', script.split("const LETTERS = {", 1)[1].split("}", 1)[0]))
+    assert letters == {letter: str(state) for state, letter in LETTERS.items()}

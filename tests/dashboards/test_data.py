@@ -156,9 +156,9 @@ def test_the_picture_is_drawn_from_what_the_verdict_was_read_from(tmp_path: Path
         attempt = store.attempt()
         assert hang_of(bench, attempt, wait_s=20).value is not None
         drawn = json.loads(scene_payload(bench, attempt, View()))
-        states = {node["rank"]: node["state"] for node in drawn["nodes"]}
-        assert states == {0: "waiting", 1: "waiting", 2: "culprit", 3: "waiting"}
-        assert sorted(drawn["waits"]) == [[0, 2], [1, 2], [3, 2]]
+        assert drawn["doing"] == "OOoO", "those that wait for others have a capital"
+        assert [culprit["ranks"] for culprit in drawn["verdict"]["culprits"]] == [[2]]
+        assert drawn["toward"] == [2, 2, None, 2]
         bench.close()
 
 
@@ -208,6 +208,10 @@ def test_other_axes_work_like_the_usual_ones(tmp_path: Path) -> None:
         assert choose_spans(View(rank=3, axis="cp"), bench, attempt).ranks == (1, 3, 5)
         meta, _ = unpack(heat_payload(bench, attempt, View(segment="forward", order="cp")))
         assert [label for label, _, _ in meta["sections"]] == ["cp 0", "cp 1", "cp 2"]
-        scene = json.loads(scene_payload(bench, attempt, View(axis="cp")))
-        assert set(scene["edges"]) <= {"cp"}
+        scene = json.loads(scene_payload(bench, attempt, View(axis="cp", along="cp:tp")))
+        assert scene["axes"] == ["pp", "cp", "dp", "tp"]
+        with pytest.raises(UsageError, match="no axis 'zz'"):
+            scene_payload(bench, attempt, View(along="zz"))
+        with pytest.raises(UsageError, match="no groups of kind 'zz'"):
+            scene_payload(bench, attempt, View(axis="zz"))
         bench.close()

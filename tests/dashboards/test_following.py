@@ -170,7 +170,7 @@ def test_the_browser_follows_the_marks_to_the_final_verdict(browser: Browser, tm
 
 def test_the_browser_follows_the_scene_to_the_final_verdict(browser: Browser, tmp_path: Path) -> None:
     write_synthetic_store(tmp_path / "store", STUCK)
-    culprits = "window.megascope.widget('scene')?.nodes?.filter(n => n.state === 'culprit').map(n => n.rank).join()"
+    culprits = "window.megascope.widget('scene')?.nodes?.filter(n => n.culprit).map(n => n.rank).join()"
     with background_server(tmp_path / "store") as server, visit(browser, server.url) as seen:
         page = seen.go("/3d")
         page.wait_for_function(f"() => {culprits} === '5'")

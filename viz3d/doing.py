@@ -1,0 +1,43 @@
+"""What a rank is in at a moment, as a picture tells it: own work, a collective, a message, nothing, or gone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .states import Flight, RankState
+
+
+class Doing(StrEnum):
+    """What a rank is in. The values are what pages and files show."""
+
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    P2P = "p2p"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    DEAD = "dead"
+    MISSING = "missing"
+
+
+def innermost(state: RankState | None) -> Flight | None:
+    """The open segment that began last; None where nothing is open."""
+    if state is None:
+        return None
+    return max(state.flights, key=lambda flight: flight.begun_ns or 0, default=None)
+
+
+def doing_of(state: RankState | None) -> Doing:
+    """What a rank is in, by its innermost open segment; None is a rank without data."""
+    if state is None:
+        return Doing.MISSING
+    if state.is_dead:
+        return Doing.DEAD
+    if state.has_ended:
+        return Doing.ENDED
+    if state.process_state == "stopped":
+        return Doing.STOPPED
+    flight = innermost(state)
+    if flight is None:
+        return Doing.IDLE
+    return {"collective": Doing.COLLECTIVE, "p2p": Doing.P2P}.get(flight.kind, Doing.COMPUTE)
