@@ -1,0 +1,1 @@
+"""Job logs: what the NCCL watchdog, NCCL itself and dying ranks wrote."""
