@@ -50,7 +50,7 @@ class AgentSettings:
     flush_s: float = 2.0
     heartbeat_s: float = 1.0
     health_s: float = 5.0
-    stall_s: float = 10.0
+    stall_s: float = 6.0
     catalog_s: float = 30.0
     quota_bytes: int | None = None
     idle_exit_s: float | None = None

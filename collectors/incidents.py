@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -12,11 +11,15 @@ from typing import Any
 from .outbox import Outbox
 from .processes import DEAD_STATES
 from .rank_drain import RankDrain
+from .stall_pace import StallPace
 
-SNAPSHOT_GAP_S = 3.0
+SNAPSHOT_GAP_S = 2.5
 """Between the two snapshots of an incident: only what is unchanged in both is stuck, not slow."""
 
 SOURCE = "own"
+
+MOST_ACTIONS = 200
+"""More are not kept of one incident; the first ones tell what happened."""
 
 
 class IncidentKind(StrEnum):
@@ -28,7 +31,10 @@ class IncidentKind(StrEnum):
 
 @dataclass(slots=True)
 class Incident:
-    """One incident, until it is closed; ``actions`` are what was seen and done, with moments in UTC ns."""
+    """One incident, until it is closed; ``actions`` are what was seen and done, with moments in UTC ns.
+
+    ``verdict`` is the JSON of `megascope hang`, as text; None until somebody diagnosed it.
+    """
 
     incident: str
     kind: str
@@ -37,15 +43,21 @@ class Incident:
     snapshots: int = 0
     snapshot_ns: int = 0
     actions: list[dict[str, Any]] = field(default_factory=list)
+    verdict: str | None = None
+
+    def note(self, action: str, moment_ns: int, **more: Any) -> None:
+        """Add an action, as far as there is room."""
+        if len(self.actions) < MOST_ACTIONS:
+            self.actions.append({"action": action, "moment_ns": moment_ns, **more})
 
     def row(self) -> dict[str, Any]:
-        """Row of ``incidents``; the verdict is the analysers' business."""
+        """Row of ``incidents``."""
         return {
             "incident": self.incident,
             "kind": self.kind,
             "opened_ns": self.opened_ns,
             "closed_ns": self.closed_ns,
-            "verdict": None,
+            "verdict": self.verdict,
             "actions": json.dumps(self.actions),
         }
 
@@ -56,13 +68,18 @@ class IncidentWatch:
     def __init__(
         self, name: str, stall_s: float, snapshot_gap_s: float, state: Mapping[str, Any] | None = None
     ) -> None:
-        self._name, self._stall_ns, self._gap_ns = name, int(stall_s * 1e9), int(snapshot_gap_s * 1e9)
+        self._name, self._gap_ns = name, int(snapshot_gap_s * 1e9)
+        self._pace = StallPace(stall_s, (state or {}).get("pace"))
         self.incidents = [Incident(**values) for values in (state or {}).get("incidents", ())]
         self._noted: set[str] = set((state or {}).get("noted", ()))
 
     def state(self) -> dict[str, Any]:
         """For a later agent."""
-        return {"incidents": [asdict(incident) for incident in self.incidents], "noted": sorted(self._noted)}
+        return {
+            "incidents": [asdict(incident) for incident in self.incidents],
+            "noted": sorted(self._noted),
+            "pace": self._pace.state(),
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of ``incidents``."""
@@ -126,19 +143,18 @@ class IncidentWatch:
 
     def _note_stall(self, ranks: Sequence[RankDrain], now: int) -> None:
         incident = self._open(IncidentKind.STALLED)
-        quiet_ns = time.monotonic_ns() - max((rank.changed_ns for rank in ranks), default=0)
-        if incident is not None and (quiet_ns < self._stall_ns):
+        quiet_ns, patience_ns = self._pace.watch(ranks)
+        if incident is not None and now - quiet_ns > incident.opened_ns:
             incident.closed_ns = now
-        elif incident is None and quiet_ns >= self._stall_ns and self._is_in_flight(ranks):
-            self._begin(IncidentKind.STALLED, now)
-
-    def _is_in_flight(self, ranks: Sequence[RankDrain]) -> bool:
-        return any(not rank.is_ended and rank.flights() for rank in ranks)
+            incident.note("moved-again", now)
+        elif incident is None and patience_ns is not None and quiet_ns >= patience_ns:
+            incident = self._begin(IncidentKind.STALLED, now)
+            incident.note("stood-still", now, quiet_s=round(quiet_ns / 1e9, 1), patience_s=round(patience_ns / 1e9, 1))
 
     def _snapshot(self, incident: Incident, ranks: Sequence[RankDrain], outbox: Outbox, now: int) -> None:
         incident.snapshots += 1
         incident.snapshot_ns = now
-        incident.actions.append({"action": "snapshot", "moment_ns": now, "snapshot": incident.snapshots})
+        incident.note("snapshot", now, snapshot=incident.snapshots)
         for rank in ranks:
             key = {"incident": incident.incident, "rank": rank.rank, "snapshot": incident.snapshots, "source": SOURCE}
             outbox.append("in_flight", ({**key, **flight} for flight in rank.flights()))

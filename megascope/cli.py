@@ -17,6 +17,7 @@ VERBS = (
     "train",
     "collect",
     "serve",
+    "watch",
     "stragglers",
     "hang",
     "timeline",

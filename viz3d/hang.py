@@ -15,6 +15,7 @@ from .mismatch import Root
 from .pace import StorePace
 from .roots import group_name
 from .snapshot import take_looks
+from .stack_evidence import with_stacks
 from .stall import stalled_before
 from .states import Snapshot
 from .verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, plain_age, to_json
@@ -58,6 +59,12 @@ def diagnose(store: Store, attempt: Attempt, *, now_ns: int | None = None) -> Ha
 
 def diagnose_with_graph(store: Store, attempt: Attempt, *, now_ns: int | None = None) -> Judged:
     """`diagnose`, with the look and the graph that the verdict was read from."""
+    judged = _judge(store, attempt, now_ns)
+    return replace(judged, verdict=with_stacks(store, attempt, judged.verdict))
+
+
+def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
+    """What an attempt's end, its deaths or two looks at it come to."""
     if now_ns is not None:
         return _judge_looks(store, attempt, now_ns, is_past=True)
     deaths = load_deaths(store, attempt)

@@ -159,8 +159,16 @@ def describe(culprit: HangCulprit) -> str:
 
 
 def to_json(verdict: HangVerdict) -> dict[str, Any]:
-    """The object that `megascope hang --json` prints and that the pages show."""
+    """The object that `megascope hang --json` prints and that the pages show.
+
+    Beside the fields it has ``sentence``, and each culprit has ``next``: what to do, the first step first.
+    """
+    from .advice import next_steps  # noqa: PLC0415  (it is about culprits)
+
     result: dict[str, Any] = {"schema": verdicts.VERDICT_SCHEMA, **verdicts.to_json(verdict)}
+    result["sentence"] = verdict.sentence()
+    for culprit, one in zip(verdict.culprits, result["culprits"], strict=True):
+        one["next"] = list(next_steps(culprit))
     return result
 
 

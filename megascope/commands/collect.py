@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +12,10 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ..profiler.opening import default_spool
+
+log = logging.getLogger(__name__)
+
+STALL_VARIABLE = "MEGASCOPE_STALL_S"
 
 
 def collect(
@@ -25,6 +32,14 @@ def collect(
             help="Most that the store may grow to: by default 20, or a tenth of the disk.", validator=Number(gt=0)
         ),
     ] = None,
+    stall: Annotated[
+        float | None,
+        Parameter(
+            help="Seconds without any movement that are a stall, at least; $MEGASCOPE_STALL_S, else 6. Longer where "
+            "the job's steps are, and where it starts, evaluates or saves a checkpoint.",
+            validator=Number(gt=0),
+        ),
+    ] = None,
 ) -> int:
     """Run this host's agent: it turns black boxes into tables, and samples what is in flight.
 
@@ -36,10 +51,24 @@ def collect(
     """
     from ..collectors.agent import AgentSettings, run_agent  # noqa: PLC0415
 
+    stall_s = stall if stall is not None else _stall_of_environment()
     settings = AgentSettings(
         spool=spool or default_spool(store),
         store=store,
         idle_exit_s=idle_exit,
         quota_bytes=None if quota_gib is None else int(quota_gib * 2**30),
     )
-    return run_agent(settings)
+    return run_agent(settings if stall_s is None else replace(settings, stall_s=stall_s))
+
+
+def _stall_of_environment() -> float | None:
+    """What ``$MEGASCOPE_STALL_S`` says; the agent is worth more than the word in it, so nonsense is only warned of."""
+    text = os.environ.get(STALL_VARIABLE)
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and not 0 < seconds < float("inf"):
+        log.warning("%s is %r: give seconds, such as 6. The default is taken.", STALL_VARIABLE, text)
+        return None
+    return seconds

@@ -301,7 +301,9 @@ def test_a_stepping_wall_clock_changes_no_moment(
     rank = recorder()
     before_ns = time.time_ns()
     watcher = agent(heartbeat_s=0.0, health_s=0.0, stall_s=0.05)
-    rank.step(0)
+    for step in range(5):
+        rank.step(step)
+        watcher.poll()
     collective(rank, 1, wait=False)
     now, steps = time.time_ns, iter((7200 * 10**9, -7200 * 10**9) * 100)
     monkeypatch.setattr(time, "time_ns", lambda: now() + next(steps))

@@ -53,11 +53,12 @@ def test_a_hang_and_its_json(tmp_path: Path) -> None:
     value = json.loads(json.dumps(to_json(verdict), allow_nan=False))
     assert set(value) == {
         "schema", "run", "attempt", "data_age_s", "verdict", "culprits", "abstained", "victims", "explained",
-        "unexplained", "missing",
+        "unexplained", "missing", "sentence",
     }  # fmt: skip
     [culprit] = value["culprits"]
     assert set(culprit) == {
         "ranks", "hosts", "confidence", "severity", "evidence", "kind", "segment", "group", "waiters",
+        "next",
     }  # fmt: skip
     assert (culprit["ranks"], culprit["kind"], culprit["segment"], culprit["waiters"]) == ([5], "host-stuck", "data", 7)
     assert (value["victims"], value["explained"], value["unexplained"], value["missing"]) == (7, 7, [], [])

@@ -1,0 +1,91 @@
+"""How long the ranks of a host may do nothing before that is a stall: by the job's own pace, and by what it does."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
+from .rank_drain import RankDrain
+
+SLOW_KINDS = frozenset(
+    {SegmentKind.INIT, SegmentKind.COMPILE, SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.DATA}
+)
+"""Work that takes long once in a while and makes all others wait; so does everything before the first step is done."""
+
+PATIENCE = 5
+"""So many times the usual patience is had with slow kinds, and with a job that starts."""
+
+STEPS = 3
+TIMES_LONGEST = 2
+"""A stall is longer than so many steps, and than so many times the longest rest in the same work."""
+
+WARM_UP_STEPS = 2
+_REST_NS = 10**9
+_KEPT_STEPS = 64
+
+
+class StallPace:
+    """Learns from the ranks of one attempt how long their steps and their rests are."""
+
+    def __init__(self, stall_s: float, state: Mapping[str, Any] | None = None) -> None:
+        self._stall_ns = int(stall_s * 1e9)
+        known = state or {}
+        self._steps: deque[int] = deque(known.get("steps", ()), maxlen=_KEPT_STEPS)
+        self._longest: dict[str, int] = dict(known.get("longest", {}))
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._first: dict[int, int] = {}
+        self._resting: tuple[frozenset[str], int] = frozenset(), 0
+
+    def state(self) -> dict[str, Any]:
+        """For a later agent."""
+        return {"steps": list(self._steps), "longest": self._longest}
+
+    def watch(self, ranks: Sequence[RankDrain]) -> tuple[int, int | None]:
+        """Look once: for how long nothing has moved, and from when on that is a stall; both in nanoseconds.
+
+        The second is None where nothing is in flight: ranks that rest without having begun anything are idle.
+        """
+        self._watch_steps(ranks)
+        quiet_ns = time.monotonic_ns() - max((rank.changed_ns for rank in ranks), default=0)
+        if quiet_ns < min(_REST_NS, self._stall_ns):
+            self._learn()
+            return quiet_ns, self._stall_ns
+        flights = [flight for rank in ranks if not rank.is_ended for flight in rank.flights()]
+        work = frozenset(str(one["segment"]) for one in flights if one["kind"] not in WAITING_KINDS) or frozenset(
+            str(one["segment"]) for one in flights
+        )
+        if self._resting[1] > quiet_ns:  # it moved since, and rests again
+            self._learn()
+        self._resting = work, quiet_ns
+        if not flights:
+            return quiet_ns, None
+        return quiet_ns, self._patience_ns({str(one["kind"]) for one in flights}, work)
+
+    def _patience_ns(self, kinds: set[str], work: frozenset[str]) -> int:
+        is_patient = not self._steps or not kinds.isdisjoint(SLOW_KINDS)
+        usual = int(statistics.median(self._steps)) if self._steps else 0
+        longest = max((self._longest.get(name, 0) for name in work), default=0)
+        least = self._stall_ns * (PATIENCE if is_patient else 1)
+        return max(least, STEPS * usual, TIMES_LONGEST * longest)
+
+    def _learn(self) -> None:
+        """A rest has ended by itself: so long may the next one in the same work be as well."""
+        work, rested_ns = self._resting
+        for name in work:
+            self._longest[name] = max(rested_ns, self._longest.get(name, 0))
+        self._resting = frozenset(), 0
+
+    def _watch_steps(self, ranks: Sequence[RankDrain]) -> None:
+        for rank in ranks:
+            step, start_ns = rank.reader.step, rank.reader.step_start_ns
+            if step is None or start_ns is None:
+                continue
+            first = self._first.setdefault(rank.rank, step)
+            before, before_ns = self._seen.get(rank.rank, (step, start_ns))
+            if step > before >= first + WARM_UP_STEPS and start_ns > before_ns:
+                self._steps.append((start_ns - before_ns) // (step - before))
+            self._seen[rank.rank] = step, start_ns

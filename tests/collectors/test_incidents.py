@@ -1,0 +1,199 @@
+"""When standing still is a stall, and what is done about one: the verdict, the alarm, the close."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megascope.collectors.agent import Agent
+from megascope.collectors.diagnosing import Claim, Diagnoser, _read
+from megascope.collectors.incidents import MOST_ACTIONS, Incident
+from megascope.collectors.responding import alarm_of_verdict, sentence_of
+from megascope.profiler.errors import MegascopeError
+from megascope.profiler.recorder import Recorder
+from megascope.profiler.vocabulary import SegmentKind
+from support import stuck_rank
+from support.collecting import collective, read_table
+from support.commands import wait_for
+from support.processes import Processes
+
+Open = Callable[..., Recorder]
+STALL_S = 0.3
+
+
+def warm(rank: Recorder, watcher: Agent, *, until: int = 5) -> None:
+    """A job that is past its first steps."""
+    for step in range(until):
+        rank.step(step)
+        watcher.poll()
+
+
+def rest(watcher: Agent, seconds: float) -> list[str]:
+    """Let time pass; the kinds of the incidents that were opened."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.05)
+        watcher.poll()
+    return [one.kind for run in watcher.runs.values() for each in run.attempts.values() for one in each.incidents]
+
+
+@pytest.mark.parametrize("kind", [SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.COMPILE, SegmentKind.DATA])
+def test_slow_work_gets_more_time_but_not_for_ever(
+    recorder: Open, agent: Callable[..., Agent], kind: SegmentKind
+) -> None:
+    rank, watcher = recorder(), agent(stall_s=STALL_S)
+    warm(rank, watcher)
+    rank.begin(rank.segment("work", kind))
+    assert rest(watcher, 3 * STALL_S) == []
+    assert rest(watcher, 4 * STALL_S) == ["stalled"]
+
+
+def test_other_work_does_not(recorder: Open, agent: Callable[..., Agent]) -> None:
+    rank, watcher = recorder(), agent(stall_s=STALL_S)
+    warm(rank, watcher)
+    rank.begin(rank.segment("forward"))
+    assert rest(watcher, 3 * STALL_S) == ["stalled"]
+
+
+def test_a_job_that_starts_gets_more_time(recorder: Open, agent: Callable[..., Agent]) -> None:
+    rank, watcher = recorder(), agent(stall_s=STALL_S)
+    rank.step(0)
+    rank.begin(rank.segment("forward"))
+    assert rest(watcher, 3 * STALL_S) == []
+    assert rest(watcher, 4 * STALL_S) == ["stalled"]
+
+
+def test_the_jobs_own_steps_are_the_yardstick(recorder: Open, agent: Callable[..., Agent]) -> None:
+    rank, watcher = recorder(), agent(stall_s=0.1)
+    for step in range(6):
+        rank.step(step)
+        rest(watcher, 0.25)
+    assert rest(watcher, 0.0) == []
+    rank.begin(rank.segment("forward"))
+    assert rest(watcher, 0.5) == []
+    assert rest(watcher, 0.6) == ["stalled"]
+
+
+def test_a_rest_that_ended_by_itself_is_usual_from_then_on(recorder: Open, agent: Callable[..., Agent]) -> None:
+    rank, watcher = recorder(), agent(stall_s=0.3)
+    warm(rank, watcher)
+    work = rank.begin(rank.segment("snapshot_upload", SegmentKind.HOST))
+    assert rest(watcher, 0.8) == ["stalled"]
+    rank.end(work)
+    assert rest(watcher, 0.1) == ["stalled"]
+    rank.begin(rank.segment("snapshot_upload", SegmentKind.HOST))
+    assert rest(watcher, 0.9) == ["stalled"], "it takes so long every time"
+    assert rest(watcher, 1.2) == ["stalled", "stalled"]
+
+
+def test_a_stall_that_ends_by_itself_says_so(recorder: Open, agent: Callable[..., Agent], store_root: Path) -> None:
+    rank, watcher = recorder(world_size=2), agent(stall_s=STALL_S)
+    warm(rank, watcher)
+    stuck = collective(rank, 1, wait=False)
+    assert rest(watcher, 3 * STALL_S) == ["stalled"]
+    rank.end_async(stuck)
+    watcher.poll(flush=True)
+    (incident,) = read_table(store_root, "incidents")
+    actions = [one["action"] for one in json.loads(incident["actions"])]
+    assert (actions[0], actions[-1]) == ("stood-still", "moved-again")
+    assert incident["closed_ns"] > incident["opened_ns"]
+
+
+@pytest.mark.timeout(90)
+def test_within_seconds_of_a_stall_the_store_has_the_verdict_and_somebody_was_told(
+    processes: Processes, spool: Path, store_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank is stopped, the other waits for it in a collective: the agent finds the one that is to blame."""
+    out = tmp_path / "alarm.json"
+    monkeypatch.setenv("MEGASCOPE_ALARM_COMMAND", f"cat > {out}.tmp && mv {out}.tmp {out}")
+    ranks = [stuck_rank.start(spool, number, 2, reason) for number, reason in enumerate(("collective", "idle"))]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "ready\n"
+        ranks[1].send_signal(signal.SIGSTOP)
+        processes.agent(heartbeat_s=0.25, stall_s=0.5, idle_exit_s=None)
+        alarm = json.loads(wait_for(lambda: out.exists() and out.read_text(), 45, "an alarm"))
+        judged = wait_for(lambda: _judged(store_root, "hang"), 20, "a verdict in the store")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait(timeout=10)
+            assert rank.stdout is not None
+            rank.stdout.close()
+    assert (alarm["kind"], alarm["ranks"], alarm["severity"]) == ("hang", [1], "high")
+    verdict = json.loads(judged["verdict"])
+    assert [(one["kind"], one["ranks"]) for one in verdict["culprits"]] == [("host-stuck", [1])]
+    assert any(one["action"] == "diagnosed" and one["verdict"] == "hang" for one in json.loads(judged["actions"]))
+
+
+def _judged(store_root: Path, state: str) -> dict[str, Any] | None:
+    with contextlib.suppress(MegascopeError):
+        for row in read_table(store_root, "incidents"):
+            if row["verdict"] and json.loads(row["verdict"])["verdict"] == state:
+                return row
+    return None
+
+
+def test_one_host_of_many_diagnoses_until_it_falls_silent(tmp_path: Path) -> None:
+    first, second = (Claim(tmp_path, "job", 0, holder) for holder in ("a:1", "b:2"))
+    assert [first.take(), second.take(), first.take(), second.take()] == [True, False, True, False]
+    (claim,) = tmp_path.rglob("claim")
+    os.utime(claim, (time.time() - 100, time.time() - 100))
+    assert second.take()
+    assert not first.take()
+    first.give_free()
+    assert not first.take(), "it is not the holder's to give"
+    second.give_free()
+    assert first.take()
+    assert Claim(tmp_path, "job", 1, "b:2").take()
+
+
+def test_a_diagnosis_that_fails_says_why(tmp_path: Path) -> None:
+    diagnoser = Diagnoser(tmp_path / "no store")
+    assert diagnoser.start("run", 0) is None
+    assert diagnoser.start("run", 0) == "a diagnosis is under way already"
+    answer = wait_for(diagnoser.poll, 30, "an answer")
+    assert answer.verdict is None
+    assert "the diagnosis failed: megascope: " in answer.problem
+    assert not diagnoser.is_busy
+
+
+def test_a_diagnosis_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    diagnoser = Diagnoser(tmp_path / "no store", timeout_s=0.0)
+    assert diagnoser.start("run", 0) is None
+    answer = diagnoser.poll()
+    assert answer is not None
+    assert answer.problem == "the diagnosis did not end within 0 s"
+
+
+def test_an_answer_that_is_no_verdict() -> None:
+    for out in ("", "no json", "[1]", "{}"):
+        assert _read(0, out, "", 1.0).verdict is None
+    assert _read(0, '{"verdict": "hang"}', "a warning", 1.0).verdict == {"verdict": "hang"}
+
+
+def test_an_incident_never_grows_without_end() -> None:
+    incident = Incident("i", "stalled", 0)
+    for number in range(2 * MOST_ACTIONS):
+        incident.note("diagnosis-failed", number)
+    assert len(json.loads(incident.row()["actions"])) == MOST_ACTIONS
+
+
+def test_a_verdict_as_an_alarm() -> None:
+    verdict = {
+        "run": "job", "attempt": 1, "verdict": "hang", "abstained": [],
+        "culprits": [{"kind": "dead", "ranks": [3, 1], "hosts": ["a", "b"]}],
+    }  # fmt: skip
+    alarm = alarm_of_verdict(verdict, 5)
+    assert (alarm.kind, alarm.ranks, alarm.hosts, alarm.severity) == ("hang", (1, 3), ("a", "b"), "high")
+    assert alarm.sentence == "Run job, attempt 1: hang (dead: ranks 3, 1 on a, b)"
+    assert sentence_of({**verdict, "sentence": "So it is."}) == "So it is."
