@@ -1,0 +1,174 @@
+"""From the plain values of a dump to a `Dump`: operations in flight, groups by their members, how far it is in each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...profiler.topology_file import TopologyFile
+from ..verdict import GroupName
+from .facts import Dump, DumpedOperation
+from .loading import DumpError
+
+MAJOR = "2"
+DEFAULT_GROUP = "default_pg"
+_WORLD = "world"
+_MESH = "mesh_"
+_MESSAGE = re.compile(r"^(send|recv) (\d{1,9})\s*(->|<-)\s*(\d{1,9})$")
+_MOST_FRAMES = 3
+
+
+def parse(value: Mapping[str, Any], rank: int, path: Path, topology: TopologyFile | None = None) -> Dump:
+    """A dump's values as a `Dump`. DumpError for another major version, and for fields that are not those of a dump.
+
+    Process groups are known by their description and their members, never by a name or a number of the library: the
+    numbers are a rank's own. Where a dump does not tell the members (gloo), ``topology`` does.
+    """
+    version = str(value["version"])
+    if version.split(".", maxsplit=1)[0] != MAJOR:
+        raise DumpError(f"it has format {version}, and {MAJOR}.x is read: upgrade megascope")
+    try:
+        return _Parsing(value, rank, topology).dump(path, version)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+        raise DumpError(f"its fields are not those of a dump ({type(error).__name__}: {error})") from error
+
+
+@dataclass(slots=True)
+class _Parsing:
+    value: Mapping[str, Any]
+    rank: int
+    topology: TopologyFile | None
+    by_name: dict[str, GroupName] = field(default_factory=dict)
+
+    def dump(self, path: Path, version: str) -> Dump:
+        self.by_name = self._groups()
+        entries = [dict(one) for one in self.value.get("entries") or ()]
+        entries.sort(key=lambda one: int(one.get("record_id", 0)))
+        by_id = self._ids(entries)
+        enqueued, completed = self._status(by_id)
+        active = [one for one in entries if not _is_done(one)]
+        operations = [self._operation(one, by_id) for one in active]
+        placed = [one for one in operations if one.group is not None]
+        moments = [int(one["time_created_ns"]) for one in entries if one.get("time_created_ns")]
+        return Dump(
+            self.rank, path, version, _library(entries, self.value), len(entries), tuple(placed),
+            tuple(dict.fromkeys([*self.by_name.values(), *by_id.values()])), enqueued, completed,
+            self._seen(entries, by_id), len(operations) - len(placed), max(moments, default=None),
+        )  # fmt: skip
+
+    def _groups(self) -> dict[str, GroupName]:
+        """Groups by the library's name, of those whose members are told."""
+        found: dict[str, GroupName] = {}
+        config = self.value.get("pg_config") or {}
+        for name in sorted(config, key=lambda one: (len(str(one)), str(one))):
+            ranks = config[name].get("ranks") or "[]"
+            members = json.loads(ranks) if isinstance(ranks, str) else list(ranks)
+            if members:
+                found[str(name)] = _unlike(_group(str(config[name].get("desc") or name), members), found)
+        return found
+
+    def _ids(self, entries: Iterable[Mapping[str, Any]]) -> dict[int, GroupName]:
+        """Groups by this rank's own ids. No field says which id has which name: entries do, and for the others both
+        are in the order of their making (held against 64 dumps of real jobs)."""
+        told: dict[int, GroupName] = {}
+        for one in entries:
+            name, description = str(one["process_group"][0]), str(one["process_group"][1])
+            group = self.by_name.get(name) or self._of_topology(name, description)
+            if group is not None:
+                told[int(one["pg_id"])] = group
+        names = list(self.value.get("pg_config") or {})
+        ids = list(self.value.get("pg_status") or {})
+        if len(names) == len(ids) and all(str(name).isdigit() for name in names):
+            ordered = zip(sorted(names, key=int), sorted(ids, key=int), strict=True)
+            guess = {int(number): self.by_name[name] for name, number in ordered if name in self.by_name}
+            if all(guess.get(number, group) == group for number, group in told.items()):
+                told = {**guess, **told}
+        return told
+
+    def _of_topology(self, name: str, description: str) -> GroupName | None:
+        """The group of this rank that the topology file has under a name, or as the only one of that kind."""
+        if self.topology is None:
+            return None
+        mine = [one for one in self.topology.groups if self.rank in one.ranks]
+        kind = _WORLD if description == DEFAULT_GROUP else description.removeprefix(_MESH)
+        found = [one for one in mine if one.name == name] or [one for one in mine if one.kind == kind]
+        return _group(description, found[0].ranks) if len(found) == 1 else None
+
+    def _status(self, by_id: Mapping[int, GroupName]) -> tuple[dict[GroupName, int], dict[GroupName, int]]:
+        enqueued: dict[GroupName, int] = {}
+        completed: dict[GroupName, int] = {}
+        for number, told in (self.value.get("pg_status") or {}).items():
+            group = by_id.get(int(number))
+            if group is not None:
+                enqueued[group] = int(told["last_enqueued_collective"])
+                completed[group] = int(told["last_completed_collective"])
+        return enqueued, completed
+
+    def _seen(self, entries: Iterable[Mapping[str, Any]], by_id: Mapping[int, GroupName]) -> dict[GroupName, int]:
+        """The last collective of each group that the dump itself shows as completed."""
+        seen: dict[GroupName, int] = {}
+        for one in entries:
+            group = by_id.get(int(one["pg_id"]))
+            if group is not None and not one.get("is_p2p") and _is_done(one):
+                seen[group] = max(seen.get(group, 0), int(one["collective_seq_id"]))
+        return seen
+
+    def _operation(self, entry: Mapping[str, Any], by_id: Mapping[int, GroupName]) -> DumpedOperation:
+        library, _, name = str(entry["profiling_name"]).rpartition(":")
+        library = library.split(":")[0]
+        group = by_id.get(int(entry["pg_id"]))
+        message = _MESSAGE.match(name)
+        peer = None
+        if message is not None and group is not None:
+            place = int(message[4])
+            peer = group.ranks[place] if place < len(group.ranks) else None
+        return DumpedOperation(
+            name=message[1] if message else name,
+            library=library,
+            group=group if peer is not None or message is None else None,
+            sequence=int(entry["collective_seq_id"]),
+            begun_ns=int(entry["time_created_ns"]) if entry.get("time_created_ns") else None,
+            is_p2p=message is not None,
+            peer=peer,
+            sizes=(_frozen(entry.get("input_sizes")), _frozen(entry.get("output_sizes"))),
+            dtypes=(_frozen(entry.get("input_dtypes")), _frozen(entry.get("output_dtypes"))),
+            has_timed_out=bool(entry.get("retired")) and library == "nccl",
+            frames=_frames(entry.get("frames")),
+        )
+
+
+def _is_done(entry: Mapping[str, Any]) -> bool:
+    """Whether an operation has completed. NCCL says so; gloo calls all scheduled, and retires what is over."""
+    if entry.get("state") == "completed":
+        return True
+    return bool(entry.get("retired")) and not str(entry["profiling_name"]).startswith("nccl")
+
+
+def _group(kind: str, ranks: Iterable[Any]) -> GroupName:
+    return GroupName(kind, tuple(sorted({int(rank) for rank in ranks})))
+
+
+def _unlike(group: GroupName, others: Mapping[str, GroupName]) -> GroupName:
+    """The group, told apart from those before it of the same description and members, which count by themselves."""
+    alike = sum(1 for one in others.values() if one.kind.partition(" #")[0] == group.kind and one.ranks == group.ranks)
+    return GroupName(f"{group.kind} #{alike + 1}", group.ranks) if alike else group
+
+
+def _library(entries: Iterable[Mapping[str, Any]], value: Mapping[str, Any]) -> str:
+    for one in entries:
+        return str(one["profiling_name"]).split(":", maxsplit=1)[0]
+    return "nccl" if value.get("nccl_version") or value.get("comm_lib_version") else "unknown"
+
+
+def _frozen(value: Any) -> object:
+    return tuple(_frozen(one) for one in value) if isinstance(value, list | tuple) else value
+
+
+def _frames(frames: Any) -> tuple[str, ...]:
+    return tuple(
+        f"{one.get('name')} at {one.get('filename')}:{one.get('line')}" for one in list(frames or ())[:_MOST_FRAMES]
+    )
