@@ -21,6 +21,12 @@ CAUSES = {
 }
 
 
+def main_compute(judgements: Mapping[tuple[str, str], SegmentJudgement]) -> frozenset[tuple[str, str]]:
+    """Main segments of compute (name, kind); all of compute where none is main."""
+    compute = {key for key in judgements if key[1] == SegmentKind.COMPUTE}
+    return frozenset({key for key in compute if judgements[key].cost_share >= MAIN_SEGMENT_SHARE} or compute)
+
+
 def throttled_ranks(
     findings: Sequence[Finding], judgements: Mapping[tuple[str, str], SegmentJudgement]
 ) -> frozenset[int]:
@@ -28,8 +34,7 @@ def throttled_ranks(
 
     ``judgements`` are by name and kind of the segment.
     """
-    compute = {key for key in judgements if key[1] == SegmentKind.COMPUTE}
-    main = {key for key in compute if judgements[key].cost_share >= MAIN_SEGMENT_SHARE} or compute
+    main = main_compute(judgements)
     bursts: dict[int, set[tuple[str, str]]] = {}
     for one in findings:
         if one.pattern == Pattern.INTERMITTENT and one.burst_steps >= THROTTLED_STEPS:

@@ -23,7 +23,7 @@ from .detect import (
     usable_rows,
 )
 from .peers import FloatArray, IntArray, has_values, peer_counts, row_median
-from .recurring import find_recurring, with_gaps
+from .recurring import find_brief, find_recurring, with_gaps
 from .stretches import further_stretches, together
 from .thresholds import Thresholds
 from .verdict import Pattern
@@ -46,6 +46,9 @@ class Comparison:
     hiding: tuple[Raised, ...] = ()
     light: tuple[Raised, ...] = ()
     """Stretches that have ended and cost too little at this segment alone."""
+    brief: tuple[Raised, ...] = ()
+    """Short bursts, which accuse only a rank that has them in all its compute; of averaged columns, those that are too
+    few until their histograms tell."""
 
 
 def typical_excess(one: Raised, comparison: Comparison) -> float:
@@ -107,7 +110,9 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
         and bar.is_passed_by(one, is_steady=False)
         and is_heavy(one, own - peers, step_ms, thresholds, int(counts[one.row]))
     ]
-    return Comparison(own, peers, logs, noise, tuple(heavy), excluded, tuple(hiding), tuple(light))
+    brief = find_brief(logs, noise) if cells.step_width == 1 else short
+    brief = [one for one in brief if one.row not in accused and counts[one.row] >= thresholds.many_peers]
+    return Comparison(own, peers, logs, noise, tuple(heavy), excluded, tuple(hiding), tuple(light), tuple(brief))
 
 
 def _log_ratio(own: FloatArray, peers: FloatArray) -> FloatArray:

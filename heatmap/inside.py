@@ -24,6 +24,12 @@ LEAST_BURST_STEPS = 6.0
 MIN_STALLS = 2.5
 """Stalls in a stretch that make it one that comes back; the estimate of a whole number is not whole."""
 
+BRIEF_STEPS, BRIEF_RATIO = 3.5, 1.3
+"""Slow steps of a short burst, estimated, and the slow part of its windows over the peers'."""
+
+LONGEST_SHARE = 0.6
+"""Share of those that remain if each was as slow as the slowest span: of a stall there is hardly any."""
+
 STALL_RATIO = 2.0
 """Mean of a window with stalls over the peers'."""
 
@@ -40,9 +46,10 @@ def look_inside(
     steps, or where stalls come again and again; raised ones of which windows are slow in part come and go.
     """
     counts = peer_counts(roles, has_values(comparison.logs))
-    chosen = [one for one in (*comparison.raised, *comparison.hiding) if counts[one.row] >= thresholds.many_peers]
+    every = (*comparison.raised, *comparison.hiding, *comparison.brief)
+    chosen = [one for one in every if counts[one.row] >= thresholds.many_peers]
     if cells.step_width == 1 or not chosen:
-        return comparison
+        return replace(comparison, brief=()) if cells.step_width > 1 else comparison
     found = shapes.of(cells, roles, sorted({one.row for one in chosen}), comparison.excluded)
     raised = [_with_pattern(one, comparison, found.get(one.row)) for one in comparison.raised]
     hiding = []
@@ -52,7 +59,33 @@ def look_inside(
             hiding.append(one)
         else:
             raised.append(promoted)
-    return replace(comparison, raised=tuple(raised), hiding=tuple(hiding))
+    rows = {one.row for one in raised}
+    brief = [
+        with_shape
+        for one in comparison.brief
+        if one.row not in rows and (with_shape := _brief(one, comparison, found.get(one.row), cells)) is not None
+    ]
+    return replace(comparison, raised=tuple(raised), hiding=tuple(hiding), brief=tuple(brief))
+
+
+def _brief(one: Raised, comparison: Comparison, shape: Shape | None, cells: SegmentCells) -> Raised | None:
+    """A stretch of few windows as a short burst of single steps; None where less than that is in it."""
+    if shape is None:
+        return None
+    logs, width = comparison.logs[one.row], cells.step_width
+    shares = shape.slow_share(logs)
+    first, last = _extent(one, shares)
+    inside = slice(first, last + 1)
+    spans = cells.count.sum(axis=0)[one.row, inside]
+    peers = np.divide(comparison.peers[one.row, inside], spans, out=np.full(len(spans), np.nan), where=spans > 0)
+    excess, longest = np.expm1(logs[inside]) * peers, shape.top_ms[inside] - peers
+    of_longest = np.divide(excess, longest, out=np.zeros(len(spans)), where=np.isfinite(excess) & (longest > 0))
+    steps = width * float(shares[inside].sum())
+    is_lasting = width * float(np.clip(of_longest, 0.0, 1.0).sum()) >= LONGEST_SHARE * BRIEF_STEPS
+    if steps < BRIEF_STEPS or not is_lasting or not np.nanmax(shape.high[inside]) >= math.log(BRIEF_RATIO):
+        return None
+    to_the_end = one.to_the_end or last == len(logs) - 1
+    return replace(one, first=first, last=last, to_the_end=to_the_end, pattern=Pattern.ONE_OFF)
 
 
 def _with_pattern(one: Raised, comparison: Comparison, shape: Shape | None) -> Raised:

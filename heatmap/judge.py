@@ -73,6 +73,8 @@ class SegmentJudgement:
     """What the ranks were compared by; None where it may hide waiting, so that nothing follows from it."""
     light: tuple[Finding, ...] = ()
     """Delays that have ended, and cost too little at this segment alone."""
+    brief: tuple[Finding, ...] = ()
+    """Short bursts, which accuse only a rank that has them in all its compute."""
 
 
 def measured_waiting(seen: Observations) -> MeasuredWaiting | None:
@@ -124,15 +126,19 @@ def judge_segment(
         fewest = int(peer_counts(roles, has_values(comparison.logs))[usable].min())
         visible = smallest_visible_ratio(comparison.noise, levels, comparison.logs.shape[1], thresholds, fewest)
     findings = tuple(_finding(one, comparison, cells, roles, seen) for one in sifted.raised)
-    light: tuple[Finding, ...] = ()
-    if comparison.light:
-        also = sift(replace(comparison, raised=comparison.light), cells, roles, seen, waiting)
-        light = tuple(_finding(one, comparison, cells, roles, seen) for one in also.raised)
+
+    def also(raised: tuple[Raised, ...]) -> tuple[Finding, ...]:
+        if not raised:
+            return ()
+        own = sift(replace(comparison, raised=raised), cells, roles, seen, waiting)
+        return tuple(_finding(one, comparison, cells, roles, seen) for one in own.raised)
+
+    light, brief = also(comparison.light), also(comparison.brief)
     compared = frozenset(int(cells.ranks[row]) for row in usable)
     hiding = [_hiding(one, cells, seen) for one in comparison.hiding]
     hiding += _without_company(cells, roles, seen, thresholds)
     seen_through = None if sifted.is_blind else comparison
-    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, tuple(hiding), seen_through, light)
+    return SegmentJudgement(findings, tuple(notes), visible, cost, compared, tuple(hiding), seen_through, light, brief)
 
 
 def _hiding(one: Raised, cells: SegmentCells, seen: Observations) -> Abstention:

@@ -32,6 +32,13 @@ cells, of which chance makes some; to lie so far out for steps on end it hardly 
 BURST_Z = 5.0
 """Single steps that are beyond so many deviations belong to a burst."""
 
+BRIEF_STEPS = 4
+"""Steps in a row that are slow at least: noise of single steps does not last so long."""
+
+BRIEF_RATIO = 1.3
+BRIEF_Z = 8.0
+"""Each of the steps is so many times its peers' time, and so many deviations of one step beyond it."""
+
 FEWEST_ROWS = 12
 
 
@@ -54,6 +61,21 @@ def find_recurring(
     for row, z in _beyond_chance(_runs(stalls), MIN_STALLS, STALL_CHANCE):
         found.setdefault(row, _raised(row, stalls[row], logs, z))
     return [found[row] for row in sorted(found)]
+
+
+def find_brief(logs: FloatArray, noise: Noise) -> list[Raised]:
+    """Rows of log-ratios [R, S] of single steps with a short burst, one stretch a row; several bursts come and go."""
+    hits = np.isfinite(logs) & (logs > max(math.log(BRIEF_RATIO), BRIEF_Z * noise.step))
+    bursts = _lasting(hits, BRIEF_STEPS)
+    counts = _runs(bursts)
+    return [_brief(int(row), np.flatnonzero(bursts[row]), int(counts[row]), logs, noise) for row in counts.nonzero()[0]]
+
+
+def _brief(row: int, at: IntArray, runs: int, logs: FloatArray, noise: Noise) -> Raised:
+    first, last, effect = int(at[0]), int(at[-1]), float(np.median(logs[row, at]))
+    pattern = Pattern.ONE_OFF if runs == 1 else Pattern.INTERMITTENT
+    share, z = len(at) / (last - first + 1), effect * math.sqrt(len(at)) / max(noise.step, 1e-4)
+    return Raised(row, first, last, effect, z, share, pattern, burst_steps=len(at) / runs)
 
 
 def with_gaps(one: Raised, logs: FloatArray, noise: Noise, width: int = 1) -> Raised:

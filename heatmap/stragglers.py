@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..collectors.store import Attempt, Store
+from ..profiler.vocabulary import SegmentKind
 from .abstaining import data_missing, hidden_below, left_out, not_judged, visible_ratio
-from .causes import MAIN_SEGMENT_SHARE, cause_of, throttled_ranks
+from .bursts import in_all_compute
+from .causes import MAIN_SEGMENT_SHARE, cause_of, main_compute, throttled_ranks
 from .drift import JobDrift, find_drift, is_collecting, stands_apart
 from .drift_evidence import drift_culprit
 from .early import find_warnings
 from .evidence import gather_evidence
-from .growth import GROWTH_SIGNAL, find_growth
+from .growth import GROWTH_SIGNAL, find_growth, find_longer
 from .hosts import by_host
 from .jobwide.even import even_out
 from .jobwide.find import find_jobwide
@@ -171,10 +173,14 @@ def judge(
     ]
     light = [finding for (_, kind), one in judgements.items() if kind in MAIN_KINDS for finding in one.light]
     everything += costly_together(light, everything, thresholds)
+    short = [finding for (_, kind), one in judgements.items() if kind == SegmentKind.COMPUTE for finding in one.brief]
+    everything += in_all_compute(short, everything, main_compute(judgements), len(seen.ranks), thresholds)
     findings = per_rank(everything)
     blocking += [*not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
-    if not findings and not drifts and (growth := find_growth(seen.step_ms, seen.steps)) is not None:
-        blocking.append(growth.note)
+    if not findings and not drifts:
+        growth = find_growth(seen.step_ms, seen.steps)
+        note = find_longer(seen.step_ms, seen.steps, width) if growth is None else growth.note
+        blocking += [] if note is None else [note]
     notes = [note for one in judgements.values() for note in one.abstained]
     notes += [*hidden_below(judgements, thresholds), *left_out(seen, thresholds, list(drifts.values()))]
     word = Outcome.FINDINGS if findings or drifts else Outcome.INSUFFICIENT if blocking else Outcome.HEALTHY

@@ -138,7 +138,8 @@ class MeasuredWaiting:
     @classmethod
     def of(cls, waits_ms: FloatArray, cells: tuple[SegmentCells, ...], roles: IntArray) -> MeasuredWaiting:
         """It does if who works longer waits less, by half of it at least, and that explains half of the waiting."""
-        work = np.nansum(np.stack([one.per_step_ms() for one in cells]), axis=0)
+        every = np.stack([one.per_step_ms() for one in cells])
+        work = np.where(np.isfinite(every).any(axis=0), np.nansum(every, axis=0), np.nan)  # no work known is not none
         slope = fit_slope(work - peers_median(work, roles), waits_ms - peers_median(waits_ms, roles))
         steep = slope is not None and slope.value <= MIN_SLOPE and slope.explained >= MIN_EXPLAINED
         return cls(waits_ms, steep)

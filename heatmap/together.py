@@ -19,14 +19,17 @@ def costly_together(light: Sequence[Finding], accused: Sequence[Finding], thresh
     by_rank: dict[int, list[Finding]] = {}
     for one in (*light, *accused):
         by_rank.setdefault(one.rank, []).append(one)
-    return [one for one in light if _cost(one, by_rank[one.rank]) >= thresholds.least_ended_share(len(one.peers))]
+    return [
+        one for one in light if cost_with_others(one, by_rank[one.rank]) >= thresholds.least_ended_share(len(one.peers))
+    ]
 
 
-def _cost(one: Finding, of_rank: Sequence[Finding]) -> float:
+def cost_with_others(one: Finding, of_rank: Sequence[Finding]) -> float:
     """Excess of a rank at all segments in the steps of one of its stretches, as a share of the job's time."""
-    return sum(other.excess_share for other in of_rank if _overlap(one.steps, other.steps) >= OVERLAP)
+    return sum(other.excess_share for other in of_rank if overlap(one.steps, other.steps) >= OVERLAP)
 
 
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> float:
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """Share of the shorter of two stretches of steps (first, last) that lies in the other."""
     common = min(one[1], other[1]) - max(one[0], other[0]) + 1
     return max(common, 0) / (min(one[1] - one[0], other[1] - other[0]) + 1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .score_claims import Answer
+from .score_kinds import HEALTHY, KINDS, SeedSet
 from .score_runs import Outcome, run_trials
-from .score_trials import HEALTHY, KINDS, SeedSet, Trial, plan_trials
+from .score_trials import IN_FLIGHT, MISSING, Trial, plan_trials
 from .trainer.simulator.faults import FaultKind
 from .trainer.simulator.noise import load_noise
 
@@ -23,6 +26,7 @@ class KindScore:
     ``found``: trials whose verdict names place and kind; ``located``: those whose place is named at least.
     ``called_fine``: trials whose verdict says that nothing is wrong. ``claims`` counts the accusations under this
     kind's name in all trials, ``right`` those with the right place and name, ``misnamed`` with the right place alone.
+    ``answers`` counts the trials of `hang` by how exact the verdict was.
     """
 
     kind: str
@@ -34,6 +38,11 @@ class KindScore:
     right: int
     misnamed: int
     failed: int
+    answers: Mapping[Answer, int] = field(default_factory=dict)
+
+    def share_of(self, answer: Answer) -> float | None:
+        """Share of the kind's hang verdicts that were so exact; None where there were none."""
+        return _share(self.answers.get(answer, 0), sum(self.answers.values()))
 
     @property
     def recall(self) -> float | None:
@@ -89,6 +98,8 @@ def score(
     kinds: Sequence[str] = (),
     seeds: SeedSet = SeedSet.REPORT,
     noise: str = "builtin",
+    in_flight: int = IN_FLIGHT,
+    missing: float = MISSING,
     processes: int = 2,
     within_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -98,7 +109,7 @@ def score(
     Raises UsageError for a campaign that cannot be, and MegascopeError for noise that cannot be read.
     """
     began = time.perf_counter()
-    planned = plan_trials(ranks=ranks, trials=trials, kinds=kinds, seeds=seeds)
+    planned = plan_trials(ranks=ranks, trials=trials, kinds=kinds, seeds=seeds, in_flight=in_flight, missing=missing)
     source, outcomes = load_noise(noise), []
     for outcome in run_trials(planned, noise=source, processes=processes, within_s=within_s):
         outcomes.append(outcome)
@@ -148,6 +159,7 @@ def _of_kind(kind: str, outcomes: Iterable[Outcome]) -> KindScore:
         right=sum(one.comparison.right.count(kind) for one in outcomes),
         misnamed=sum(one.comparison.misnamed.count(kind) for one in outcomes),
         failed=sum(one.failure is not None for one in own),
+        answers=Counter(one.answer for one in own if one.answer is not None),
     )
 
 
@@ -185,6 +197,10 @@ def outcomes_json(result: Score) -> list[dict[str, Any]]:
             "misnamed": list(one.comparison.misnamed),
             "wrong": list(one.comparison.wrong),
             "found": one.comparison.found,
+            "answer": None if one.answer is None else str(one.answer),
+            "in_flight": one.trial.in_flight,
+            "reads_results": one.trial.reads_results,
+            "missing": one.trial.missing,
             "seconds": round(one.seconds, 2),
             "warnings": one.warnings,
         }
@@ -202,6 +218,7 @@ def _kind_json(one: KindScore) -> dict[str, Any]:
         "claims": one.claims,
         "called_fine": one.called_fine,
         "failed": one.failed,
+        **{str(answer): one.share_of(answer) for answer in Answer},
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.heatmap.growth import find_growth
+from megascope.heatmap.growth import find_growth, find_longer
 from megascope.heatmap.stragglers import judge
 from megascope.heatmap.verdict import Outcome
 from megascope.profiler.topology import Topology
@@ -74,3 +74,31 @@ def test_a_job_that_became_slower_for_no_known_reason_is_not_healthy() -> None:
         and "nothing that was judged" in one.reason
         for one in judged.abstained
     )
+
+
+@pytest.mark.parametrize(("first", "last"), [(30, 49), (15, 74), (70, 85)])
+def test_a_stretch_of_longer_steps_is_told(first: int, last: int) -> None:
+    took = steps_ms(4, 100)
+    took[first : last + 1] *= 1.25
+    found = find_longer(took, np.arange(5, 105))
+    assert found is not None
+    assert f"steps {first + 5} to {last + 5} took x1.2" in found.reason
+
+
+@given(st.integers(0, 10_000), st.integers(9, 300), st.sampled_from([0.01, 0.05, 0.1, 0.3]))
+def test_noise_is_no_stretch_of_longer_steps(seed: int, count: int, sigma: float) -> None:
+    assert find_longer(steps_ms(seed, count, sigma), np.arange(count)) is None
+
+
+def test_single_long_steps_are_no_stretch() -> None:
+    took = steps_ms(3, 200)
+    took[9::10] *= 4
+    took[50:53] *= 5
+    assert find_longer(took, np.arange(200)) is None
+    assert find_longer(np.full(200, np.nan), np.arange(200)) is None
+
+
+def test_a_job_with_a_stretch_of_longer_steps_that_nobody_explains_is_not_healthy() -> None:
+    seen = observations(Job(mesh=Topology.of(dp=8), chunks=1, noise=CALM), 1)
+    factor = np.where((seen.steps >= 20) & (seen.steps < 50), 1.4, 1.0)
+    assert judge(replace(seen, step_ms=seen.step_ms * factor)).outcome == Outcome.INSUFFICIENT

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megascope.heatmap.cells import SegmentCells
 from megascope.heatmap.stragglers import find_stragglers
+from megascope.heatmap.synchrony import MeasuredWaiting
 from megascope.heatmap.verdict import Outcome, StragglerVerdict
 from support.span_store import Span, write_spans
 
@@ -138,3 +140,17 @@ def test_without_aligned_clocks_nobody_is_accused_of_what_may_be_waiting(tmp_pat
     )
     assert verdict.verdict == Outcome.INSUFFICIENT
     assert any("clocks are not aligned" in one.reason for one in verdict.abstained)
+
+
+def test_work_that_is_not_known_is_not_taken_for_none() -> None:
+    """Half of the ranks' work is unknown: their waiting beside it says nothing about the others'."""
+    rng = np.random.default_rng(1)
+    work = 10 + rng.normal(0, 1, (8, 60))
+    waits = 5 - (work - 10)
+    work[1::2, ::2] = np.nan
+    nothing = np.full(work.shape, np.nan)
+    cells = SegmentCells(
+        "forward", "compute", np.arange(8), np.arange(60), work[None], np.isfinite(work)[None].astype(float), nothing,
+        nothing, 0,
+    )  # fmt: skip
+    assert MeasuredWaiting.of(waits, (cells,), np.zeros(8, np.int64)).accounts
