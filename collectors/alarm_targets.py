@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -57,14 +58,13 @@ def call_webhook(
     url: str, content: str, timeout_s: float = TIMEOUT_S, retry_after_s: float = RETRY_AFTER_S
 ) -> str | None:
     """POST ``content`` as JSON; None, or what went wrong. What a server may cure is tried again, twice."""
-    request = urllib.request.Request(
-        url, content.encode(), {"Content-Type": "application/json", "User-Agent": "megascope"}, method="POST"
-    )
+    headers = {"Content-Type": "application/json", "User-Agent": "megascope"}
     problem = None
     for attempt in range(RETRIES):
         if attempt:
             time.sleep(retry_after_s * 2 ** (attempt - 1))
         try:
+            request = urllib.request.Request(url, content.encode(), headers, method="POST")
             with urllib.request.urlopen(request, timeout=timeout_s):
                 return None
         except urllib.error.HTTPError as error:
@@ -72,7 +72,6 @@ def call_webhook(
             problem = f"the webhook answered {error.code}"
             if _CLIENT_ERROR <= error.code < _SERVER_ERROR:
                 return problem
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            problem = f"the webhook cannot be reached ({reason})"
+        except (OSError, http.client.HTTPException, ValueError) as error:  # its text may hold the address: a secret
+            problem = f"the webhook cannot be reached ({type(error).__name__})"
     return problem

@@ -149,7 +149,9 @@ class AlarmSettings:
 def checked_webhook(url: str | None) -> str | None:
     """The address, if it can be one. UsageError for other schemes than http and https."""
     if url is not None and not url.startswith(("http://", "https://")):
-        raise UsageError(f"The webhook {url!r} is no address: give one that begins with https:// or http://.")
+        raise UsageError(
+            "The webhook's address has no scheme that can be used: give one that begins with https:// or http://."
+        )
     return url
 
 
@@ -182,8 +184,12 @@ class AlarmHook:
             self._keep(alarm, Told("silenced"))
         else:
             thread = threading.Thread(target=self._tell, args=(alarm,), name="megascope-alarm", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread can be had: an alarm never ends an agent
+                self._keep(alarm, Told("failed", str(error)))
+                return
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
-            thread.start()
 
     def take_results(self) -> list[tuple[Alarm, Told]]:
         """What came of the alarms since the last time."""

@@ -86,7 +86,7 @@ class Diagnoser:
     """Runs ``python -m megascope hang STORE --json`` beside its caller, who looks for the answer with `poll`."""
 
     def __init__(self, store: Path, timeout_s: float = TIMEOUT_S) -> None:
-        self._store, self._timeout_s = store, timeout_s
+        self._store, self._timeout_s = store.absolute(), timeout_s  # the child runs in another folder
         self._child: subprocess.Popen[bytes] | None = None
         self._out: IO[bytes] | None = None
         self._err: IO[bytes] | None = None

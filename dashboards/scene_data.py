@@ -106,16 +106,20 @@ def shown_snapshot(bench: Workbench, attempt: Attempt, view: View) -> Snapshot:
 
 
 def moments_before(bench: Workbench, attempt: Attempt, moment_ns: int) -> list[int]:
-    """Moments to step through, up to a look: each after a heartbeat of the first rank that has any, before its next.
+    """Moments to step through, up to a look: each after a heartbeat of the rank with most, before its next.
 
-    Between two heartbeats of one rank every other rank has one, too, so each look is of all.
+    A rank that died early would end the steps at its death; between two heartbeats of one that lives, those that
+    live have one, too.
     """
 
     def load() -> list[int]:
         rows = bench.store.query(
             """SELECT DISTINCT moment_ns FROM heartbeats
-               WHERE moment_ns <= ? AND rank = (SELECT min(rank) FROM heartbeats) ORDER BY moment_ns DESC LIMIT ?""",
-            [moment_ns, MOST_MOMENTS + 1],
+               WHERE moment_ns <= ? AND rank = (
+                   SELECT rank FROM heartbeats WHERE moment_ns <= ? GROUP BY rank
+                   ORDER BY count(DISTINCT moment_ns) DESC, max(moment_ns) DESC, rank LIMIT 1)
+               ORDER BY moment_ns DESC LIMIT ?""",
+            [moment_ns, moment_ns, MOST_MOMENTS + 1],
             attempt,
         )
         beats = sorted(int(one) for one in rows["moment_ns"].to_pylist())
@@ -171,7 +175,7 @@ def scene_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     latest = hang_of(bench, attempt, view.moment, wait_s=PICTURE_WAITS_S)
     shown = scene_of(bench, attempt, view, latest)
     if view.look is not None:
-        return _as_bytes(moment_of(_at(bench, attempt, shown.drawn, view.look)))
+        return _as_bytes(moment_of(_at(bench, attempt, shown.drawn, view.look), shown.drawn.ranks))
     key = ("scene", attempt.run, attempt.attempt, view.moment, latest.stamp, shown.choice)
     return bench.cached(key, lambda: _as_bytes(_whole(bench, attempt, shown, is_judged=latest.value is not None)))
 

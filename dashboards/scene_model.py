@@ -104,8 +104,11 @@ def model_of(drawn: Drawn) -> dict[str, Any]:
     }
 
 
-def moment_of(drawn: Drawn) -> dict[str, Any]:
-    """What changes from moment to moment: states of all, and what the shown ranks have in flight and wait for."""
+def moment_of(drawn: Drawn, ranks: Sequence[int] | None = None) -> dict[str, Any]:
+    """What changes from moment to moment: states of all, and what the shown ranks have in flight and wait for.
+
+    ``ranks`` are those of the judged look, in its order: another moment's letters are read by their place in it.
+    """
     snapshot = drawn.snapshot
     shown = drawn.ranks if drawn.shown is None else list(drawn.shown)
     states = {rank: snapshot.states[rank] for rank in shown if rank in snapshot.states}
@@ -127,7 +130,7 @@ def moment_of(drawn: Drawn) -> dict[str, Any]:
     return {
         "moment": utc(snapshot.moment_ns),
         "moment_ns": str(snapshot.moment_ns),
-        "doing": "".join(_letter(drawn, rank) for rank in drawn.ranks),
+        "doing": "".join(_letter(drawn, rank) for rank in (drawn.ranks if ranks is None else ranks)),
         "flights": flights,
         "operations": _operations(drawn, shown, names),
         "names": names.all,

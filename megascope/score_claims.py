@@ -121,18 +121,22 @@ def answer_of_hang(verdict: HangVerdict, truth: Truth | None, heard: frozenset[i
     """How exact a verdict is; ``heard`` are the ranks of which there is evidence.
 
     Of those to blame the verdict must name all that were heard of, and may name the others. A circle may be named as a
-    whole. A job that goes on is running or slow; one that has not begun may be inconclusive too, without suspects.
+    whole. A job that goes on is running or slow; one that has not begun may be inconclusive too, without suspects. To
+    name others is wrong in every state, and so is to call a job slow that hangs.
     """
     state, named = verdict.verdict, frozenset(rank for one in verdict.culprits for rank in one.ranks)
     if truth is None or truth.kind in INNOCENT:
-        starts = truth is not None and truth.kind == FaultKind.LONG_PHASE and not named
+        if named and (state != State.SLOW or truth is None or not named <= truth.ranks):
+            return Answer.WRONG
+        starts = truth is not None and truth.kind == FaultKind.LONG_PHASE
         if state in (State.RUNNING, State.SLOW) or (state == State.INCONCLUSIVE and starts):
             return Answer.EXACT
         return Answer.INCONCLUSIVE if state == State.INCONCLUSIVE else Answer.WRONG
     is_told = state in ACCUSING or (state == State.INCONCLUSIVE and truth.kind in SUSPICIONS)
     if is_told and _is_exact(named, truth, heard):
         return Answer.EXACT
-    return Answer.INCONCLUSIVE if state in (State.INCONCLUSIVE, State.SLOW) else Answer.WRONG
+    is_open = state == State.INCONCLUSIVE and (named <= truth.ranks or _is_exact(named, truth, heard))
+    return Answer.INCONCLUSIVE if is_open else Answer.WRONG
 
 
 def _is_exact(named: frozenset[int], truth: Truth, heard: frozenset[int]) -> bool:

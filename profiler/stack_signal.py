@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -52,6 +53,8 @@ class StackOnSignal:
         if os.getpid() != self._pid:
             return
         self._path.unlink(missing_ok=True)
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may say what a signal does: it goes on being answered
         signal.signal(NUMBER, signal.SIG_IGN)
         faulthandler.unregister(NUMBER)
         signal.signal(NUMBER, signal.SIG_IGN)

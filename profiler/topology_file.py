@@ -14,6 +14,8 @@ from .topology import Topology
 
 TOPOLOGY_FILE = "topology.json"
 VERSION = 1
+MOST_RANKS = 2**24
+"""More is no job, but a damaged file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def _parse(value: Mapping[str, Any]) -> TopologyFile:
         for one in value.get("groups", ())
     )
     world_size = int(value.get("world_size") or max((rank + 1 for one in groups for rank in one.ranks), default=0))
+    if not 0 <= world_size <= MOST_RANKS:
+        raise ValueError(f"a world of {world_size} ranks")
     hosts = {int(rank): str(host) for rank, host in value.get("hosts", {}).items()}
     attempt = value.get("attempt")
     return TopologyFile(

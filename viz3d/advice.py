@@ -10,7 +10,7 @@ _RESTART = "end the attempt and start it from its last checkpoint"
 def next_steps(culprit: HangCulprit) -> tuple[str, ...]:
     """Sentences without a full stop, the first one first; they name the culprit's ranks and hosts."""
     who = f"rank{'s' if len(culprit.ranks) > 1 else ''} {listed(culprit.ranks)}"
-    hosts = ", ".join(culprit.hosts[:4]) or "the host (its name is not known)"
+    hosts = ", ".join(culprit.hosts[:4]) or f"the host{'s' if len(culprit.ranks) > 1 else ''} of {who}"
     where = culprit.segment or "the operation"
     group = f"group {culprit.group}" if culprit.group else "the group"
     return tuple(step.format(who=who, hosts=hosts, where=where, group=group) for step in _STEPS[culprit.kind])

@@ -21,10 +21,13 @@ class Doing(StrEnum):
 
 
 def innermost(state: RankState | None) -> Flight | None:
-    """The open segment that began last; None where nothing is open."""
-    if state is None:
+    """The open segment that began last, or the last told where not all have a time; None where nothing is open."""
+    if state is None or not state.flights:
         return None
-    return max(state.flights, key=lambda flight: flight.begun_ns or 0, default=None)
+    begun = [flight.begun_ns for flight in state.flights if flight.begun_ns is not None]
+    if len(begun) < len(state.flights):
+        return state.flights[-1]
+    return state.flights[begun.index(max(begun))]
 
 
 def doing_of(state: RankState | None) -> Doing:

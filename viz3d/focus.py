@@ -14,6 +14,9 @@ NEAR = 8
 ON_THE_WAY = 96
 """So many of those who wait are shown beside the neighbours, the nearest to a root first."""
 
+ROOTS_MEASURED = 16
+"""Distances are measured from so many roots at most: more would take long, and fill the picture by themselves."""
+
 MOST_SHOWN = 640
 """More ranks cannot be told apart: roots come first, then neighbours, then those who wait."""
 
@@ -101,8 +104,14 @@ def _way(rank: int, toward: Mapping[int, int]) -> list[int]:
 
 
 def _distance(snapshot: Snapshot, rank: int, roots: tuple[int, ...]) -> int:
-    """How far a rank stands from the first of the roots, in places along the axes."""
+    """How far a rank stands from the nearest of the roots (of the first `ROOTS_MEASURED`), in places along the axes."""
     if not roots:
         return rank
-    own, root = snapshot.coordinates.get(rank, {}), snapshot.coordinates.get(roots[0], {})
-    return sum(abs((own.get(axis) or 0) - (root.get(axis) or 0)) for axis in snapshot.axes)
+    own = snapshot.coordinates.get(rank, {})
+    return min(_places(snapshot, own, snapshot.coordinates.get(root, {})) for root in roots[:ROOTS_MEASURED])
+
+
+def _places(snapshot: Snapshot, own: Mapping[str, int | None], root: Mapping[str, int | None]) -> int:
+    """Places between two ranks along the axes of which both have a coordinate."""
+    pairs = ((own.get(axis), root.get(axis)) for axis in snapshot.axes)
+    return sum(abs(one - other) for one, other in pairs if one is not None and other is not None)

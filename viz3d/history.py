@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,18 @@ class History(Protocol):
         """Name of the operation with that number in the group, as the rank's earlier steps have it."""
         ...
 
+    def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
+        """Of the ranks that have completed an operation: its name and its payload, bytes, on each."""
+        ...
+
+    def expected_size(self, rank: int, step: int, group: int, sequence: int) -> int | None:
+        """Payload of the operation with that number in the group, bytes, as the rank's earlier steps have it."""
+        ...
+
+    def repeated(self, step: int) -> frozenset[int]:
+        """Ranks that have run a step, or the one before it, twice."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class NoHistory:
@@ -46,6 +59,18 @@ class NoHistory:
         """Not known."""
         return None
 
+    def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
+        """None are known."""
+        return {}
+
+    def expected_size(self, rank: int, step: int, group: int, sequence: int) -> int | None:
+        """Not known."""
+        return None
+
+    def repeated(self, step: int) -> frozenset[int]:
+        """None are known."""
+        return frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class _Issued:
@@ -55,6 +80,7 @@ class _Issued:
     sequence: int
     segment: str
     start_ns: int
+    size_bytes: int | None
 
 
 @dataclass(slots=True)
@@ -102,6 +128,37 @@ class StoreHistory:
         names = [one.segment for one in last if one.group == group and one.sequence == sequence - per_step]
         return names[0] if names else None
 
+    def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
+        """See `History`."""
+        rows = self.store.query(
+            f"""SELECT rank, segment_name, size_bytes FROM spans
+                WHERE "group" = {group} AND sequence = {sequence} AND size_bytes IS NOT NULL""",
+            attempt=self.attempt,
+        ).to_pylist()
+        return {int(row["rank"]): (str(row["segment_name"]), int(row["size_bytes"])) for row in rows}
+
+    def expected_size(self, rank: int, step: int, group: int, sequence: int) -> int | None:
+        """See `History`."""
+        for before in (step, step - 1):  # an operation in flight may be of the step before the rank's own
+            last = self._issued(rank, before - 1)
+            per_step = self._per_step(last, self._issued(rank, before - 2), group)
+            if per_step is not None:
+                twin = [one.size_bytes for one in last if (one.group, one.sequence) == (group, sequence - per_step)]
+                if twin:
+                    return twin[0]
+        return None
+
+    def repeated(self, step: int) -> frozenset[int]:
+        """See `History`: ranks with one piece of work of a step twice."""
+        table = self.store.query(
+            f"""SELECT DISTINCT rank FROM (
+                    SELECT rank FROM spans WHERE step IN ({step}, {step - 1}) AND kind = 'compute'
+                    AND microbatch IS NOT NULL
+                    GROUP BY rank, step, segment_name, microbatch, chunk HAVING count(*) > 1)""",
+            attempt=self.attempt,
+        )
+        return frozenset(int(rank) for rank in table["rank"].to_pylist())
+
     @staticmethod
     def _per_step(last: list[_Issued], before: list[_Issued], group: int) -> int | None:
         """Operations of a group in a step, if two steps in a row had as many."""
@@ -112,13 +169,19 @@ class StoreHistory:
         key = (rank, step)
         if key not in self._steps:
             rows = self.store.query(
-                f"""SELECT "group", sequence, segment_name, start_ns FROM spans
+                f"""SELECT "group", sequence, segment_name, start_ns, size_bytes FROM spans
                     WHERE run = {literal(self.attempt.run)} AND rank = {rank} AND step = {step}
                     AND sequence IS NOT NULL AND "group" IS NOT NULL""",
                 attempt=self.attempt,
             ).to_pylist()
             self._steps[key] = [
-                _Issued(int(row["group"]), int(row["sequence"]), str(row["segment_name"]), int(row["start_ns"]))
+                _Issued(
+                    int(row["group"]),
+                    int(row["sequence"]),
+                    str(row["segment_name"]),
+                    int(row["start_ns"]),
+                    row["size_bytes"],
+                )
                 for row in rows
             ]
         return self._steps[key]

@@ -9,9 +9,14 @@ from .graph import WaitGraph, is_weak
 from .mismatch import Root
 from .operations import synchronises
 from .states import Flight, RankState, Snapshot
+from .streams import holding
 from .verdict import CulpritKind
 
-HELD = "{} members have completed number {} of the group, and it has not"
+
+def told_held(done: Sequence[int], sequence: int) -> str:
+    """Why a rank that stands in a collective which others have completed is stuck on its device."""
+    who = f"rank {done[0]} has" if len(done) == 1 else f"{len(done)} other members have"
+    return f"{who} completed number {sequence} of the group, and it has not"
 
 
 def stands_in(state: RankState, beside: frozenset[str]) -> Flight | None:
@@ -22,6 +27,9 @@ def stands_in(state: RankState, beside: frozenset[str]) -> Flight | None:
     """
     if not state.is_present:
         return None
+    held = holding(state)
+    if held is not None:
+        return held[0]
     is_idle = state.innermost_work() is None
     flying = [one for one in state.flights if one.communicates and (is_idle or not is_weak(state, one, beside))]
     return min(flying, key=lambda flight: flight.begun_ns or 0, default=None)
@@ -38,11 +46,12 @@ def judge_joined(
         flight = None if state is None else stands_in(state, beside)
         if flight is not None:
             inside[flight.group or 0, flight.sequence or 0][rank] = flight
-    roots = [_judge(snapshot, graph, key, held) for key, held in inside.items()]
+    judged = (_judge(snapshot, graph, key, held) for key, held in inside.items())
+    roots = [root for root in judged if root is not None]
     return roots, {rank for held in inside.values() for rank in held}
 
 
-def _judge(snapshot: Snapshot, graph: WaitGraph, key: tuple[int, int], held: dict[int, Flight]) -> Root:
+def _judge(snapshot: Snapshot, graph: WaitGraph, key: tuple[int, int], held: dict[int, Flight]) -> Root | None:
     """What an operation that lacks nobody comes to; ``held`` are ranks that stand in it, each with its flight."""
     group, sequence = key
     flight, ranks = next(iter(held.values())), tuple(sorted(held))
@@ -50,8 +59,10 @@ def _judge(snapshot: Snapshot, graph: WaitGraph, key: tuple[int, int], held: dic
     members = name.ranks if name is not None else operation.members if operation is not None else ranks
     done = [rank for rank in members if rank in snapshot.states and snapshot.states[rank].completed(group) >= sequence]
     if done and 2 * len(done) >= len(members) and synchronises(flight.kind, flight.segment):
-        why = HELD.format(len(done), sequence)
+        why = told_held(done, sequence)
         return Root(ranks, CulpritKind.DEVICE_STUCK, 0.7, flight.segment, group, sequence, why=why)
+    if graph.unheard & set(members):
+        return None
     if not done:
         apart = _apart(snapshot, members, key)
         if apart is not None:

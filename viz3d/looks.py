@@ -53,7 +53,7 @@ def compare_looks(
         reason = "there are no heartbeats and no snapshot of what is in flight"
         return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason),))
     mismatches = find_mismatches(later, past)
-    graph = build_graph(later, past.asynchronous(), deviants(mismatches))
+    graph, roots = find_roots(later, past, mismatches)
     still = watch(earlier, later, graph, pace)
     notes = _notes(later, still)
     alive = {rank for rank, state in later.states.items() if not state.has_ended}
@@ -62,15 +62,46 @@ def compare_looks(
         return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason), *notes), graph=graph)
     if still.moved and still.moved >= alive & still.seen_twice:
         return Diagnosis(State.RUNNING, abstained=notes, graph=graph)
-    roots = name_roots(later, graph, past, mismatches)
     state, kept, more = _judge(later, roots, still, pace)
     if not kept:
         return Diagnosis(state, abstained=(*more, *notes), graph=graph)
-    waiting = frozenset(graph.waiting()) | {rank for root in kept for rank in _held_up(root, later, graph)}
+    whole = build_graph(later, past.asynchronous(), deviants(mismatches)) if graph.unheard else graph
+    waiting = frozenset(whole.waiting()) | {rank for root in kept for rank in _held_up(root, later, graph)}
     accused = {rank for root in kept for rank in root.ranks}
-    explained = frozenset(Waiters.of(graph).waiting_for(accused))
+    explained = _explained(whole, accused, frozenset(later.missing) - accused)
     victims = waiting - accused
     return Diagnosis(state, tuple(kept), frozenset(victims), explained & victims, (*more, *notes), graph)
+
+
+def _explained(graph: WaitGraph, accused: set[int], silent: frozenset[int]) -> frozenset[int]:
+    """Ranks whose chain of waits ends at the accused. A rank without data, in an operation that lacks one of them or of
+    those that wait for them, waits there like its other members."""
+    waiters = Waiters.of(graph)
+    reached = waiters.waiting_for(accused)
+    behind = accused | reached
+    operations = {id(wait.operation): wait.operation for waits in graph.waits.values() for wait in waits}
+    passing = {
+        rank for one in operations.values() if not behind.isdisjoint(one.absent)
+        for rank in silent.intersection(one.members)
+    }  # fmt: skip
+    return frozenset(reached | waiters.waiting_for(accused | passing))
+
+
+def find_roots(snapshot: Snapshot, history: History, mismatches: Sequence[Root]) -> tuple[WaitGraph, list[Root]]:
+    """The graph of waits and its roots; ranks without data are accused only where the others do not explain the stall.
+
+    First all of them are excused, then those whose host is heard of through ranks beside them; and in any case those
+    of which never anything was heard though their host is: had their process died, its agent would have said so.
+    """
+    silent = frozenset(snapshot.missing)
+    heard = {snapshot.hosts[rank] for rank in snapshot.states if rank in snapshot.hosts}
+    beside = frozenset(rank for rank in silent if snapshot.hosts.get(rank) in heard)
+    for excused in dict.fromkeys((silent, beside, beside & snapshot.never_heard)):
+        graph = build_graph(snapshot, history.asynchronous(), deviants(mismatches), excused)
+        roots = name_roots(snapshot, graph, history, mismatches)
+        if any(root.kind not in INCONCLUSIVE_KINDS for root in roots):
+            break
+    return graph, roots
 
 
 def _held_up(root: Root, snapshot: Snapshot, graph: WaitGraph) -> set[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .history import History
 from .states import Flight, RankState, Snapshot
+from .streams import recorded
 from .verdict import CulpritKind
 
 
@@ -32,7 +33,7 @@ def find_mismatches(snapshot: Snapshot, history: History) -> list[Root]:
     """
     names: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for state in snapshot.states.values():
-        for flight in state.flights:
+        for flight in recorded(state) or state.flights:
             if flight.communicates and flight.kind == "collective" and state.is_present:
                 assert flight.group is not None
                 assert flight.sequence is not None
@@ -41,7 +42,43 @@ def find_mismatches(snapshot: Snapshot, history: History) -> list[Root]:
     for (group, sequence), by_name in names.items():
         if len(by_name) > 1:
             roots.append(_mismatch(snapshot, history, group, sequence, by_name))
+            continue
+        root = _of_another_size(snapshot, history, group, sequence, next(iter(by_name)))
+        if root is not None:
+            roots.append(root)
     return roots
+
+
+def _of_another_size(snapshot: Snapshot, history: History, group: int, sequence: int, segment: str) -> Root | None:
+    """Members of one operation whose payloads differ: those of whom their own past, or else the majority, says that it
+    is not the usual one. Who has completed it counts too: a library may end only the rank that got too much."""
+    sizes = {
+        state.rank: flight.size_bytes
+        for state in snapshot.states.values()
+        for flight in state.flights
+        if (flight.group, flight.sequence) == (group, sequence) and flight.size_bytes is not None
+    }
+    if len(set(sizes.values())) < 2:
+        name = snapshot.groups.get(group)
+        if name is None or set(sizes) >= set(name.ranks):
+            return None
+        completed = history.sizes(group, sequence)
+        sizes |= {rank: size for rank, (other, size) in completed.items() if other == segment and rank not in sizes}
+    counts = Counter(sizes.values())
+    if len(counts) < 2:
+        return None
+    (size, most), (_, next_most) = counts.most_common(2)
+    steps = {rank: snapshot.states[rank].step for rank in sizes if rank in snapshot.states}
+    asked = [(rank, step) for rank, step in steps.items() if step is not None][:4]
+    votes = Counter(
+        known for rank, step in asked if (known := history.expected_size(rank, step, group, sequence)) is not None
+    )
+    right = votes.most_common(1)[0][0] if votes else size if most > next_most else None
+    few = {rank for rank, own in sizes.items() if own != right}
+    told = ", ".join(f"rank {rank}: {own:,} bytes" for rank, own in sorted(sizes.items())[:8])
+    why = f"at number {sequence} of the group the members give operations of different sizes: {told}"
+    sure = 0.85 if len(few) < len(sizes) else 0.5
+    return Root(tuple(sorted(few)), CulpritKind.MISMATCH, sure, segment, group, sequence, why=why)
 
 
 def _mismatch(snapshot: Snapshot, history: History, group: int, sequence: int, by_name: dict[str, list[int]]) -> Root:

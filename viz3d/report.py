@@ -35,6 +35,8 @@ def render(verdict: HangVerdict | Judged) -> RenderableType:
         Text(f"{verdict.verdict.upper()}: {verdict.sentence()}", _STYLES[verdict.verdict]),
         Text(f"run {verdict.run}, attempt {verdict.attempt}{_seen(snapshot)}{age}", "dim"),
     ]
+    if verdict.used:
+        parts.append(Text(f"read from {'; '.join(str(one) for one in verdict.used)}", "dim"))
     if verdict.culprits:
         parts += [Text(), _table(verdict.culprits)]
         for culprit in verdict.culprits:
@@ -49,7 +51,8 @@ def _seen(snapshot: Snapshot | None) -> str:
     if snapshot is None:
         return ""
     hosts = len({*snapshot.hosts.values()})
-    seen = f"{len(snapshot.states):,} ranks on {hosts:,} host{'' if hosts == 1 else 's'}"
+    on = f" on {hosts:,} host{'' if hosts == 1 else 's'}" if hosts else ""
+    seen = f"{len(snapshot.states):,} ranks{on}"
     if snapshot.moment_ns < UNDATED_NS:
         return f", {seen}"
     moment = datetime.fromtimestamp(snapshot.moment_ns / 1e9, UTC)

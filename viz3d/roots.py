@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..profiler.rendezvous import RENDEZVOUS
 from ..profiler.vocabulary import SegmentKind
 from .ends import Waiters, find_ends, untie
 from .graph import Operation, Wait, WaitGraph
 from .history import History
-from .joined import HELD, judge_joined, minority, unfinished
+from .joined import judge_joined, minority, stands_in, told_held, unfinished
 from .mismatch import Programs, Root
 from .operations import synchronises
 from .states import RankState, Snapshot
@@ -35,8 +36,10 @@ def name_roots(snapshot: Snapshot, graph: WaitGraph, history: History, mismatche
     for knot in ends.knots:
         if not accused & set(knot):
             roots += _knot(snapshot, graph, history, knot)
+    named = {rank for root in roots for rank in root.ranks}
+    roots += _asymmetric(snapshot, graph, history.asynchronous(), named)
     if not roots:
-        roots = _asymmetric(snapshot, graph) or _unfinished(graph, snapshot)
+        roots = _unfinished(graph, snapshot)
     waiters = Waiters.of(graph)
     counted = [replace(root, waiters=len(waiters.waiting_for(root.ranks))) for root in roots]
     return sorted(counted, key=lambda root: (-root.waiters, -root.confidence, root.ranks))
@@ -53,15 +56,27 @@ def _single(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root:
         flight, why = missed.flight, "it has ended, and the others still wait for it"
         return Root((rank,), CulpritKind.MISSING_CALL, 0.8, flight.segment, flight.group, flight.sequence, why=why)
     work = state.innermost_work()
-    if _is_starting(snapshot, rank) and state.process_state != "stopped":
-        why = f"it has not begun its first step, its process is {_process(state)}"
-        return Root((rank,), CulpritKind.INIT, 0.8, _segment(state), why=why)
+    if state.process_state != "stopped" and (starting := _not_started(snapshot, rank, missed)) is not None:
+        return starting
     if work is not None or state.process_state == "stopped":
         confidence = 0.95 if state.process_state in ("stopped", "disk-sleep") else 0.85
         why = f"its process is {_process(state)}"
         return Root((rank,), CulpritKind.HOST_STUCK, confidence, _segment(state), why=why)
     why = f"nothing is in flight, its process is {_process(state)}"
     return Root((rank,), CulpritKind.HOST_STUCK, 0.6, None, why=why)
+
+
+def _not_started(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root | None:
+    """A rank that has not come to the rendezvous, or not out of its set-up; None for one that has."""
+    process = _process(snapshot.states[rank])
+    if missed is not None and missed.flight.segment == RENDEZVOUS:
+        why = f"the others are in the rendezvous, and it has not come; its process is {process}"
+        segment = _segment(snapshot.states[rank])
+        return Root((rank,), CulpritKind.INIT, 0.85, segment, missed.flight.group, 1, why=why)
+    if _is_starting(snapshot, rank):
+        why = f"it has not begun its first step, its process is {process}"
+        return Root((rank,), CulpritKind.INIT, 0.8, _segment(snapshot.states[rank]), why=why)
+    return None
 
 
 def _silent(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root:
@@ -119,10 +134,10 @@ def _knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tuple[in
         confidence = 0.7 if state.innermost_work() is not None else 0.4
         why = "what it has in flight runs beside its work and does not hold it up"
         return [Root((free,), CulpritKind.HOST_STUCK, confidence, _segment(state), why=why)]
-    return [_desync(snapshot, graph, circle) or _circle(graph, circle) for circle in circles]
+    return [_desync(snapshot, graph, history, circle) or _circle(graph, circle) for circle in circles]
 
 
-def _desync(snapshot: Snapshot, graph: WaitGraph, circle: tuple[int, ...]) -> Root | None:
+def _desync(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
     """Ranks of a circle of collectives that count another step than most of it: they are not where the others are."""
     first = next((wait for rank in circle for wait in graph.waits[rank] if wait.flight.kind == "collective"), None)
     steps = {rank: snapshot.states[rank].step for rank in circle if rank in snapshot.states}
@@ -131,6 +146,9 @@ def _desync(snapshot: Snapshot, graph: WaitGraph, circle: tuple[int, ...]) -> Ro
         return None
     ranks, told = few
     why = f"ranks that wait for each other are in different steps: {told}"
+    twice = history.repeated(min(step for step in steps.values() if step is not None)) & set(steps)
+    if 0 < len(twice) < len(steps):  # no vote: they ran the step before, and do it again
+        ranks, why = tuple(sorted(twice)), f"{why}; they have run a step twice"
     own = [wait for wait in graph.waits[ranks[0]] if not wait.weak] or [first]
     sure = 0.7 if len(ranks) < len(circle) else 0.4
     return Root(
@@ -172,7 +190,10 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, history: History, knot:
     """
     inside = set(knot)
     programs = Programs(snapshot, history)
-    waits = [wait for rank in knot for wait in graph.waits[rank] if wait.flight.kind == "collective"]
+    waits = [
+        wait for rank in knot for wait in graph.waits[rank]
+        if wait.flight.kind == "collective" or wait.flight.sends is False
+    ]  # fmt: skip
     operations = {
         id(wait.operation): wait.operation for wait in sorted(waits, key=lambda one: one.flight.begun_ns or 0)
     }
@@ -181,6 +202,8 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, history: History, knot:
     for operation in operations.values():
         for rank in operation.absent:
             if rank not in inside or (rank, operation.group) in checked:
+                continue
+            if not snapshot.states[rank].knows(operation.group):
                 continue
             if len(checked) == MAX_SUSPECTS:
                 return _crosswise_or(graph, found)
@@ -226,19 +249,24 @@ def _inverted(graph: WaitGraph, found: Mapping[int, Root]) -> Root | None:
     return Root(ranks, CulpritKind.ORDER_INVERSION, 0.7, None if own is None else own.segment, why=why)
 
 
-def _asymmetric(snapshot: Snapshot, graph: WaitGraph) -> list[Root]:
-    """Members that have not completed a synchronising collective which most others have: stuck on their device."""
+def _asymmetric(snapshot: Snapshot, graph: WaitGraph, beside: frozenset[str], accused: set[int]) -> list[Root]:
+    """Ranks that stand in a synchronising collective which half of its members or more have completed."""
     roots = []
     for (group, sequence), operation in graph.joined.items():
         if not synchronises("collective", operation.segment):
             continue
+        states = [snapshot.states[rank] for rank in operation.members if rank in snapshot.states]
+        done = [state.rank for state in states if state.is_present and state.completed(group) >= sequence]
+        if not done or 2 * len(done) < len(operation.members):
+            continue
         held = tuple(
-            rank for rank in operation.members
-            if any(flight.group == group and flight.sequence == sequence for flight in snapshot.states[rank].flights)
+            state.rank for state in states
+            if state.rank not in accused and snapshot.hosts.get(state.rank) not in snapshot.lagging
+            and (flight := stands_in(state, beside)) is not None
+            and (flight.group, flight.sequence) == (group, sequence)
         )  # fmt: skip
-        done = [rank for rank in operation.members if snapshot.states[rank].completed(group) >= sequence]
-        if held and len(done) > len(held):
-            why = HELD.format(len(done), sequence)
+        if held:
+            why = told_held(done, sequence)
             roots.append(Root(held, CulpritKind.DEVICE_STUCK, 0.7, operation.segment, group, sequence, why=why))
     return roots
 
@@ -248,7 +276,8 @@ def _unfinished(graph: WaitGraph, snapshot: Snapshot) -> list[Root]:
     return [
         unfinished(snapshot, operation.members, operation.segment, key)
         for key, operation in graph.joined.items()
-        if not any(snapshot.states[rank].completed(key[0]) >= key[1] for rank in operation.members)
+        if not graph.unheard & set(operation.members)
+        and not any(snapshot.states[rank].completed(key[0]) >= key[1] for rank in operation.members)
     ]
 
 

@@ -96,7 +96,8 @@ def _snapshot(job: _Job, states: Mapping[int, RankState], incident: str | None =
     }
     lagging = tuple(sorted(host for host, moment in shared.items() if host and newest - moment > STALE_NS))
     missing = tuple(sorted(job.expected - set(fresh)))
-    return Snapshot(newest, fresh, job.groups, job.hosts, job.coordinates, job.axes, missing, lagging, incident)
+    never = job.expected - set(states)
+    return Snapshot(newest, fresh, job.groups, job.hosts, job.coordinates, job.axes, missing, lagging, incident, never)
 
 
 def _clock_name(job: _Job, rank: int) -> str:
@@ -177,6 +178,8 @@ def _flight(row: Mapping[str, Any]) -> Flight:
         peer=row["peer"],
         microbatch=row["microbatch"],
         begun_ns=row["begun_ns"],
+        size_bytes=row.get("size_bytes"),
+        waiting=row.get("waiting"),
     )
 
 

@@ -23,6 +23,8 @@ class Flight:
     peer: int | None = None
     microbatch: int | None = None
     begun_ns: int | None = None
+    size_bytes: int | None = None
+    waiting: bool | None = None
 
     @property
     def communicates(self) -> bool:
@@ -58,6 +60,10 @@ class RankState:
     def completed(self, group: int) -> int:
         """Last sequence number that the rank completed in a group; 0 if none."""
         return self.progress.get(group, (0, 0))[1]
+
+    def knows(self, group: int) -> bool:
+        """Whether anything tells how far the rank is in a group."""
+        return group in self.progress or any(flight.group == group for flight in self.flights)
 
     @property
     def is_dead(self) -> bool:
@@ -107,6 +113,8 @@ class Snapshot:
     missing: tuple[int, ...] = ()
     lagging: tuple[str, ...] = ()
     incident: str | None = None
+    never_heard: frozenset[int] = frozenset()
+    """Of the missing, those of which there has not been a single heartbeat."""
 
     def stage_of(self, rank: int) -> int:
         """Index on the pipeline axis, 0 without one."""

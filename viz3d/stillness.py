@@ -12,12 +12,15 @@ from .pace import Pace
 from .states import RankState, Snapshot
 from .verdict import CulpritKind
 
-STUCK_S = 8.0
+STUCK_S = 7.0
 """In a job that has run, no segment that usually takes far less is this long without being stuck."""
 
 PATIENCE_S = 30.0
 """What is slow by nature, or was never completed before, or is not in any segment, gets this time at least (or three
 steps, if that is more)."""
+
+USUAL_TIMES = 10
+"""Loading data gets so many times what it usually takes; a checkpoint or an evaluation may well be another one."""
 
 SLOW_KINDS = frozenset(
     {SegmentKind.INIT, SegmentKind.COMPILE, SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.DATA}
@@ -78,7 +81,10 @@ class Stillness:
         before = self.earlier.states.get(state.rank)
         apart = 0.0 if before is None else (state.moment_ns - before.moment_ns) / 1e9
         ages = [age for flight in state.flights if (age := state.age_s(flight)) is not None]
-        known = [one for one in (self.pace.unchanged_s(state), min(ages, default=None)) if one is not None]
+        unchanged = self.pace.unchanged_s(state)
+        if unchanged is None and not ages:  # it has done nothing since anybody looked, and has nothing in flight
+            apart = max(apart, self.missed_s.get(state.rank, 0.0))
+        known = [one for one in (unchanged, min(ages, default=None)) if one is not None]
         return max(apart, min(known, default=0.0))
 
     def needed_s(self, root: Root) -> float:
@@ -98,6 +104,8 @@ class Stillness:
         usual = None if work is None else self.pace.segment_s(work.segment)
         if work is None or usual is None:
             return patience
+        if work.kind == SegmentKind.DATA:
+            return max(STUCK_S, USUAL_TIMES * usual)
         return max(patience if work.kind in SLOW_KINDS else STUCK_S, 2 * usual)
 
     def longest_wait_s(self) -> float:
@@ -130,7 +138,7 @@ def _missed(later: Snapshot, graph: WaitGraph, waiters: frozenset[int]) -> dict[
     missed: dict[int, float] = {}
     for age, operation in longest.values():
         for rank in operation.absent:
-            if rank not in later.states:
+            if rank not in later.states or not later.states[rank].flights:
                 missed[rank] = max(age, missed.get(rank, 0.0))
     return missed
 

@@ -82,11 +82,27 @@ class HangCulprit:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """A source of a verdict: ``kind`` is store, dumps or logs; ``count`` its ranks, dumps or files; ``damaged`` those
+    of its files that could not be read."""
+
+    kind: str
+    path: str
+    count: int
+    damaged: int = 0
+
+    def __str__(self) -> str:
+        unit = {"store": "rank", "dumps": "dump"}.get(self.kind, "file")
+        damaged = f", {self.damaged:,} not readable" if self.damaged else ""
+        return f"{self.kind} {self.path} ({self.count:,} {unit}{'' if self.count == 1 else 's'}{damaged})"
+
+
+@dataclass(frozen=True, slots=True)
 class HangVerdict:
     """The object of `megascope hang --json`, field by field.
 
     ``victims`` counts the ranks that wait, ``explained`` those whose chain of waits ends at a culprit;
-    ``unexplained`` are the others, ``missing`` the ranks without data.
+    ``unexplained`` are the others, ``missing`` the ranks without data. ``used`` says what it was read from.
     """
 
     run: str
@@ -99,6 +115,7 @@ class HangVerdict:
     missing: tuple[int, ...] = ()
     culprits: tuple[HangCulprit, ...] = ()
     abstained: tuple[Abstention, ...] = ()
+    used: tuple[Used, ...] = ()
 
     def sentence(self) -> str:
         """The verdict in one sentence, for the top of a report or of a page."""
@@ -180,6 +197,7 @@ __all__ = [
     "HangCulprit",
     "HangVerdict",
     "State",
+    "Used",
     "describe",
     "listed",
     "plain_age",

@@ -130,7 +130,7 @@
       return last && !["dead", "ended", "missing"].includes(this.doing[at]) ? `${this.waits[at] ? "waits in" : "in"} ${last.segment}` : M.DOING[this.doing[at]][1];
     }
     rackOf(host) {
-      const match = /^(.*\d)\D+\d+$/.exec(host || "");
+      const match = /^(.*\d)\D+\d+$/.exec((host || "").split(".")[0]);
       return match ? match[1] : null;
     }
     hull(kind) {

@@ -8,25 +8,29 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from .common import AttemptNumber, Json, Run, StorePath, open_attempt, print_json, print_report, report_damage
+from .common import AttemptNumber, Json, Run, open_attempt, print_json, print_report, progress_of, report_damage
 
 Bundle = Annotated[
     Path | None, Parameter(help="Zip file to write: the verdict, what it was read from, and the 3D page.")
 ]
+Paths = Annotated[list[Path], Parameter(help="A store, folders of Flight Recorder dumps, logs, or all together.")]
 
 
 def hang(
-    store: StorePath, /, *, run: Run = None, attempt: AttemptNumber = None, bundle: Bundle = None, json: Json = False
+    paths: Paths, /, *, run: Run = None, attempt: AttemptNumber = None, bundle: Bundle = None, json: Json = False
 ) -> int:
-    """Say who is stuck and who waits for whom, from heartbeats and from what is in flight.
+    """Say who is stuck and who waits for whom, from whatever is left: a store, Flight Recorder dumps, logs.
 
-    Example: megascope hang runs/demo/store --json
+    Example: megascope hang runs/demo/store dumps/ job.log --json
     """
-    from ..viz3d.hang import diagnose_with_graph, to_json  # noqa: PLC0415
+    from ..viz3d.hang import to_json  # noqa: PLC0415
+    from ..viz3d.paths import diagnose_paths, files_of, sort_paths  # noqa: PLC0415
     from ..viz3d.report import render  # noqa: PLC0415
 
-    opened, chosen = open_attempt(store, run, attempt)
-    judged = diagnose_with_graph(opened, chosen)
+    sources = sort_paths([Path(path) for path in paths])
+    opened = open_attempt(sources.stores[0], run, attempt) if sources.stores else None
+    with progress_of("reading") as progress:
+        judged = diagnose_paths(sources, opened, progress)
     if json:
         print_json(to_json(judged.verdict))
     else:
@@ -34,6 +38,9 @@ def hang(
     if bundle is not None:
         from ..bundling import bundle as write  # noqa: PLC0415
 
-        sys.stderr.write(f"megascope: {write(bundle, judged, store=opened, attempt=chosen)}\n")
-    report_damage(opened)
+        store, chosen = opened if opened is not None else (None, None)
+        told = write(bundle, judged, store=store, attempt=chosen, files=files_of(sources))
+        sys.stderr.write(f"megascope: {told}\n")
+    if opened is not None:
+        report_damage(opened[0])
     return 0

@@ -27,7 +27,7 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
 
 
 def test_the_store_comes_first_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("serve", "stragglers", "hang", "timeline", "sql"):
+    for verb in ("serve", "stragglers", "timeline", "sql"):
         _, out, _ = run(capsys, verb, "--help")
         assert out.split("\n")[0].rstrip().endswith(("STORE", "STORE QUERY")), verb
 

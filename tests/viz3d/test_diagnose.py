@@ -53,7 +53,7 @@ def test_a_hang_and_its_json(tmp_path: Path) -> None:
     value = json.loads(json.dumps(to_json(verdict), allow_nan=False))
     assert set(value) == {
         "schema", "run", "attempt", "data_age_s", "verdict", "culprits", "abstained", "victims", "explained",
-        "unexplained", "missing", "sentence",
+        "unexplained", "missing", "sentence", "used",
     }  # fmt: skip
     [culprit] = value["culprits"]
     assert set(culprit) == {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from megascope.profiler.topology import Topology
+from megascope.viz3d.history import NoHistory
 from megascope.viz3d.looks import compare_looks
 from megascope.viz3d.verdict import CulpritKind, State
 from support.hang_scenes import STEP, Scene
@@ -162,17 +163,17 @@ def test_a_process_that_went_during_the_set_up_is_dead() -> None:
     assert [root.kind for root in compare_looks(*scene.looks()).roots] == [CulpritKind.DEAD]
 
 
-class Past:
+@dataclass(frozen=True)
+class Past(NoHistory):
     """A history in which every rank issues number 7 of its tensor group before it waits for anybody else."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._tensor = {number for number, name in scene.groups.items() if name.kind == "tp"}
+    scene: Scene
 
     def asynchronous(self) -> frozenset[str]:
         return frozenset()
 
     def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
-        return 7 if other in self._tensor else None
+        return 7 if self.scene.groups[other].kind == "tp" else None
 
     def expected_segment(self, rank: int, step: int, group: int, sequence: int) -> str | None:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from megascope.profiler.topology import Topology
+from megascope.viz3d.history import NoHistory
 from megascope.viz3d.looks import Diagnosis, compare_looks
 from megascope.viz3d.verdict import CulpritKind, State
 from support.hang_scenes import Scene, cascade
@@ -20,8 +21,8 @@ MESH_NAMES = ["demo", "512", "ep-cp"]
 every_mesh = pytest.mark.parametrize("mesh", MESHES, ids=MESH_NAMES)
 
 
-@dataclass
-class Past:
+@dataclass(frozen=True)
+class Past(NoHistory):
     """A history told by hand."""
 
     beside: frozenset[str] = frozenset()

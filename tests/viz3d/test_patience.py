@@ -47,7 +47,8 @@ def judged(scene: Scene, pace: KnownPace, apart_s: float = 5.0) -> Diagnosis:
         ("checkpoint_write", "checkpoint", RUNS, 20, State.SLOW),
         ("checkpoint_write", "checkpoint", RUNS, 31, State.HANG),
         ("checkpoint_write", "checkpoint", KnownPace(step=0.2, segments={"checkpoint_write": 50}), 90, State.SLOW),
-        ("data", "data", RUNS, 15, State.SLOW),
+        ("data", "data", RUNS, 15, State.HANG),
+        ("data", "data", KnownPace(step=0.2), 15, State.SLOW),
         ("data", "data", RUNS, 31, State.HANG),
         ("eval", "eval", KnownPace(step=20.0), 50, State.SLOW),
         ("eval", "eval", KnownPace(step=20.0), 61, State.HANG),
@@ -74,9 +75,9 @@ def test_first_times_and_slow_work_get_more_time(
 
 def test_a_rank_between_segments_is_timed_by_what_it_completed_last() -> None:
     scene = held_up(None, since_s=50)
-    assert judged(scene, RUNS).state == State.SLOW
-    unchanged = KnownPace(step=0.2, unchanged={1: 31.0})
-    assert judged(scene, unchanged).state == State.HANG
+    assert judged(scene, KnownPace(step=0.2, unchanged={1: 12.0})).state == State.SLOW
+    assert judged(scene, KnownPace(step=0.2, unchanged={1: 31.0})).state == State.HANG
+    assert judged(scene, KnownPace(step=0.2)).state == State.HANG  # it has not moved for as long as anybody looks back
 
 
 def test_a_segment_that_completes_parts_is_not_as_old_as_it_looks() -> None:
@@ -107,7 +108,7 @@ def test_a_rank_without_data_is_waited_for_before_it_is_called_dead() -> None:
 def test_a_root_that_is_not_sure_yet_stands_beside_the_sure_one_with_less_confidence() -> None:
     scene = Scene(Topology.of(dp=4, tp=2))
     scene.work(1, "forward", 20)
-    scene.work(7, "data", 20, "data")
+    scene.work(7, "never_before", 20, "data")
     for rank, other in ((0, 1), (6, 7)):
         scene.collective(rank, "tp", 3, since_s=19)
         assert other in scene.mesh.group("tp", rank)

@@ -49,7 +49,7 @@ def many_that_ended() -> Scene:
     ("scene_of", "kind"),
     [
         (two_orders, CulpritKind.ORDER_INVERSION),
-        (many_without_data, CulpritKind.DEAD),
+        (many_without_data, CulpritKind.HOST_STUCK),
         (many_that_ended, CulpritKind.MISSING_CALL),
     ],
 )

@@ -83,6 +83,7 @@ class DumpFolder:
     @property
     def expected(self) -> frozenset[int]:
         """All ranks that the job has, as far as the dumps, their names and their groups tell."""
-        ranks = {rank for dump in self.dumps.values() for group in dump.groups for rank in group.ranks}
+        groups = {id(group): group for dump in self.dumps.values() for group in dump.groups}  # shared: see parsing
+        ranks = {rank for group in groups.values() for rank in group.ranks}
         ranks |= set(self.dumps) | {one.rank for one in self.damaged if one.rank is not None}
         return frozenset(ranks | set(range(self.world_size or 0)))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ..ends import Waiters
-from ..graph import WaitGraph, build_graph
+from ..graph import WaitGraph
 from ..hang import MAX_CULPRITS, Judged
 from ..history import NoHistory
-from ..mismatch import Root, deviants, find_mismatches
+from ..looks import find_roots
+from ..mismatch import Root, find_mismatches
 from ..operations import synchronises
-from ..roots import group_name, name_roots
+from ..roots import group_name
 from ..states import Flight, Snapshot
 from ..verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, listed
 from .facts import Dump, DumpFolder
@@ -21,6 +22,9 @@ from .scene import mixed_groups, snapshot_of
 UNCERTAIN = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
 IDLE = frozenset({CulpritKind.HOST_STUCK, CulpritKind.DEAD})
 EVIDENCE_RANKS = 4
+FEW = 8
+"""Up to one rank in so many may be without a dump and be accused for it: of more, it is the dumps that are lost."""
+
 GLOO = "gloo"
 
 
@@ -39,8 +43,7 @@ def judge_snapshot(
 ) -> Judged:
     """`judge_dumps` of a look that was made of the folder's dumps, to which other evidence may have been added."""
     mismatches = find_mismatches(snapshot, NoHistory())
-    graph = build_graph(snapshot, (), deviants(mismatches))
-    roots = name_roots(snapshot, graph, NoHistory(), mismatches)
+    graph, roots = find_roots(snapshot, NoHistory(), mismatches)
     moved = _moved(earlier[-1], folder) if earlier else frozenset()
     found = _weigh(folder, snapshot, roots, moved, compared=bool(earlier))
     accused = {rank for root in found.roots for rank in root.ranks}
@@ -77,8 +80,14 @@ def _weigh(
         root for root in still
         if root.kind not in UNCERTAIN and not (root.kind in IDLE and set(root.ranks) & blind)
     ]  # fmt: skip
-    if firm:
+    seen = [root for root in firm if alive & set(root.ranks)]
+    silent = tuple(sorted({rank for root in firm if root not in seen for rank in root.ranks}))
+    if seen:
+        return _Weighed(State.HANG, tuple(seen), _waited_for(silent))
+    if silent and len(snapshot.missing) * FEW <= len(alive) + len(snapshot.missing):
         return _Weighed(State.HANG, tuple(firm))
+    if silent:
+        return _Weighed(State.INCONCLUSIVE, (), _waited_for(silent))
     if not still:
         state = State.SLOW if roots else State.INCONCLUSIVE
         reason = "those that others wait for moved between the two sets of dumps" if roots else _nothing(snapshot)
@@ -88,6 +97,13 @@ def _weigh(
         ranks = listed(sorted({rank for root in still for rank in root.ranks}))
         why = f"ranks {ranks} have no collective in flight, but gloo does not record sends and receives: they may wait"
     return _Weighed(State.INCONCLUSIVE, tuple(still), (Abstention("dumps", why),))
+
+
+def _waited_for(silent: Sequence[int]) -> tuple[Abstention, ...]:
+    if not silent:
+        return ()
+    told = f"others wait for rank {listed(silent)}, of which there is no readable dump: nothing tells why"
+    return (Abstention("dumps", told),)
 
 
 def _nothing(snapshot: Snapshot) -> str:

@@ -5,11 +5,31 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 MOST_BYTES = 256 * 2**20
 """A larger file is no dump: one of 2,000 entries with frames has 3 MB."""
+
+MOST_VALUES_A_BYTE = 16
+"""A pickle names a value again in two bytes, so that a small one can stand for any number of values."""
+
+_FIXED = {
+    **dict.fromkeys(b".(N\x88\x89]})t\x85\x86\x87aesu\x94", 0),
+    **dict.fromkeys(b"\x80Khq", 1),
+    **dict.fromkeys(b"M", 2),
+    **dict.fromkeys(b"Jjr", 4),
+    **dict.fromkeys(b"G\x95", 8),
+}
+"""Operations of a pickle of plain values, and the bytes that follow each."""
+
+_COUNTED = {ord("\x8a"): 1, ord("\x8c"): 1, ord("X"): 4}
+"""Those followed by a length of so many bytes, and then by as many as it says."""
+
+_CLASSES = frozenset(b"ci\x93")
+_KEEPS_AT = ord("r")
+_STOP = ord(".")
 
 
 class DumpError(Exception):
@@ -52,9 +72,53 @@ def _json(content: bytes) -> Any:
 
 def _pickle(content: bytes) -> Any:
     try:
-        return _PlainUnpickler(io.BytesIO(content)).load()
+        _check_operations(content)
+        value = _PlainUnpickler(io.BytesIO(content)).load()
     except DumpError:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything
         told = str(error) or type(error).__name__
         raise DumpError(f"it is cut or damaged ({len(content):,} bytes: {told})") from error
+    _check_extent(value, MOST_VALUES_A_BYTE * len(content))
+    return value
+
+
+def _check_operations(content: bytes) -> None:
+    """Refuse operations that plain values do not need, before any is done; IndexError where it is cut.
+
+    The unpickler makes room for the place that is given with a value to be kept, before it reads on: one flipped bit
+    would be worth gigabytes. Classes are left to the unpickler, which stops there and says which one.
+    """
+    at, size = 0, len(content)
+    while True:
+        operation = content[at]
+        follows = _FIXED.get(operation)
+        if follows is None:
+            if operation in _CLASSES:
+                return
+            width = _COUNTED.get(operation)
+            if width is None:
+                raise DumpError(f"it is damaged ({size:,} bytes: operation {operation:#04x} at {at:,} is of no dump)")
+            follows = width + int.from_bytes(content[at + 1 : at + 1 + width], "little")
+        elif operation == _KEEPS_AT and int.from_bytes(content[at + 1 : at + 5], "little") > size:
+            raise DumpError(f"it is damaged ({size:,} bytes: it would keep more values than it has)")
+        elif operation == _STOP:
+            return
+        at += 1 + follows
+
+
+def _check_extent(value: object, most: int) -> None:
+    """Refuse values that hold the same ones so often, or themselves, that reading them all would take for ever."""
+    within: list[Iterator[object]] = [iter((value,))]
+    while within:
+        one = next(within[-1], within)
+        if one is within:
+            within.pop()
+            continue
+        most -= 1
+        if most < 0:
+            raise DumpError("it holds the same values over and over, as no dump does: it was not read")
+        if isinstance(one, dict):
+            within.append(iter(one.values()))
+        elif isinstance(one, list | tuple):
+            within.append(iter(one))

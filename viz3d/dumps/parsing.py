@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -53,7 +54,7 @@ class _Parsing:
         active = [one for one in entries if not _is_done(one)]
         operations = [self._operation(one, by_id) for one in active]
         placed = [one for one in operations if one.group is not None]
-        moments = [int(one["time_created_ns"]) for one in entries if one.get("time_created_ns")]
+        moments = [moment for one in entries if (moment := _moment(one)) is not None]
         return Dump(
             self.rank, path, version, _library(entries, self.value), len(entries), tuple(placed),
             tuple(dict.fromkeys([*self.by_name.values(), *by_id.values()])), enqueued, completed,
@@ -65,10 +66,9 @@ class _Parsing:
         found: dict[str, GroupName] = {}
         config = self.value.get("pg_config") or {}
         for name in sorted(config, key=lambda one: (len(str(one)), str(one))):
-            ranks = config[name].get("ranks") or "[]"
-            members = json.loads(ranks) if isinstance(ranks, str) else list(ranks)
-            if members:
-                found[str(name)] = _unlike(_group(str(config[name].get("desc") or name), members), found)
+            group = _told(str(config[name].get("desc") or name), str(config[name].get("ranks") or "[]"))
+            if group.ranks:
+                found[str(name)] = _unlike(group, found)
         return found
 
     def _ids(self, entries: Iterable[Mapping[str, Any]]) -> dict[int, GroupName]:
@@ -131,10 +131,10 @@ class _Parsing:
             library=library,
             group=group if peer is not None or message is None else None,
             sequence=int(entry["collective_seq_id"]),
-            begun_ns=int(entry["time_created_ns"]) if entry.get("time_created_ns") else None,
+            begun_ns=_moment(entry),
             is_p2p=message is not None,
             peer=peer,
-            sizes=(_frozen(entry.get("input_sizes")), _frozen(entry.get("output_sizes"))),
+            sizes=(_sizes(entry.get("input_sizes")), _sizes(entry.get("output_sizes"))),
             dtypes=(_frozen(entry.get("input_dtypes")), _frozen(entry.get("output_dtypes"))),
             has_timed_out=bool(entry.get("retired")) and library == "nccl",
             frames=_frames(entry.get("frames")),
@@ -152,6 +152,12 @@ def _group(kind: str, ranks: Iterable[Any]) -> GroupName:
     return GroupName(kind, tuple(sorted({int(rank) for rank in ranks})))
 
 
+@functools.lru_cache(maxsize=65536)
+def _told(kind: str, ranks: str) -> GroupName:
+    """A group as `pg_config` tells it. All members tell the same: one object for all saves hundreds of MiB."""
+    return _group(kind, json.loads(ranks))
+
+
 def _unlike(group: GroupName, others: Mapping[str, GroupName]) -> GroupName:
     """The group, told apart from those before it of the same description and members, which count by themselves."""
     alike = sum(1 for one in others.values() if one.kind.partition(" #")[0] == group.kind and one.ranks == group.ranks)
@@ -162,6 +168,19 @@ def _library(entries: Iterable[Mapping[str, Any]], value: Mapping[str, Any]) -> 
     for one in entries:
         return str(one["profiling_name"]).split(":", maxsplit=1)[0]
     return "nccl" if value.get("nccl_version") or value.get("comm_lib_version") else "unknown"
+
+
+def _moment(entry: Mapping[str, Any]) -> int | None:
+    """When an operation was enqueued, ns."""
+    moment = int(entry.get("time_created_ns") or 0)
+    if not 0 <= moment < 2**63:
+        raise ValueError(f"time_created_ns is {moment:.3g}")
+    return moment or None
+
+
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
+    """The shape of each tensor."""
+    return tuple(tuple(int(size) for size in shape) for shape in value or ())
 
 
 def _frozen(value: Any) -> object:

@@ -13,7 +13,8 @@ from .names import TOPOLOGY, may_be_dump, ranks_of
 from .parsing import parse
 
 _FIRST_BYTES = (b"\x80", b"{", b"(", b"}")
-Progress = Callable[[str], None]
+Progress = Callable[[int, int], None]
+"""Told how many files are read, and of how many."""
 
 
 def is_dump_folder(path: Path) -> bool:
@@ -22,6 +23,11 @@ def is_dump_folder(path: Path) -> bool:
         return False
     candidates = [one for one in _files(path) if may_be_dump(one)]
     return any(_begins_well(one) for one in candidates[:64])
+
+
+def is_dump_file(path: Path) -> bool:
+    """Whether a single file is taken for a dump: by its name, and for it begins as one, or is empty."""
+    return path.is_file() and may_be_dump(path) and (_begins_well(path) or not path.stat().st_size)
 
 
 def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
@@ -40,7 +46,7 @@ def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
     dumps: dict[int, Dump] = {}
     for number, (file, rank) in enumerate(sorted(ranks.items(), key=lambda one: (one[1], _written(one[0])))):
         if progress is not None and number % 200 == 0:
-            progress(f"{number:,} of {len(ranks):,} dumps read")
+            progress(number, len(ranks))
         try:
             dump = parse(load(file), rank, file, topology)
         except DumpError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..ends import Waiters
 from ..hang import Judged
 from ..states import RankState, Snapshot
 from ..verdict import Abstention, CulpritKind, HangCulprit, HangVerdict, State, listed
@@ -27,6 +28,9 @@ CONFIRMABLE = frozenset(
 
 WORLD_KINDS = frozenset({"default_pg", "world", "default"})
 """Names of the group of all ranks."""
+
+GOES_ON = frozenset({State.RUNNING, State.SLOW, State.FINISHED})
+"""States of a job that is proven to go on, or that ended well: no line of a log turns them into a hang."""
 
 WEAK = 0.5
 """Up to this confidence a rank was accused for having no data; a line that names others outweighs it."""
@@ -92,8 +96,15 @@ def add_to_verdict(judged: Judged, evidence: LogEvidence) -> Judged:
     verdict = judged.verdict
     culprits = [_with_host(one, evidence) for one in verdict.culprits]
     notes: list[Abstention] = []
-    if causes and not culprits:
-        culprits = [_of_cause(cause, evidence, len(judged.graph.waits) if judged.graph else 0) for cause in causes]
+    if causes and verdict.verdict in GOES_ON:
+        told = "; ".join(f"{cause.statement} ({cause.place})" for cause in causes[:4])
+        notes = [Abstention("logs", f"the logs tell of a trouble, but the job went on: {told}")]
+        causes = []
+    elif causes and not culprits:
+        waiters = None if judged.graph is None else Waiters.of(judged.graph)
+        culprits = [
+            _of_cause(cause, evidence, len(waiters.waiting_for(cause.ranks)) if waiters else 0) for cause in causes
+        ]
         state = State.CRASHED if any(_ends(cause) for cause in causes) else State.HANG
         verdict = replace(verdict, verdict=state)
     elif causes:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from ..deaths import Death
 from ..verdict import CulpritKind
-from .facts import DumpSignal, Ending, Exit, GpuFault, LogEvidence, Place, Raised, Timeout
-from .groups import process_ranks
+from .facts import DumpSignal, Ending, Exit, GpuFault, LogEvidence, Place, Raised, Timeout, Watermark
+from .groups import key_of, process_ranks
 from .nccl import same_bus
 
 TOGETHER_NS = 2 * 10**9
@@ -35,11 +35,14 @@ FOLLOWING = (
 OWN = ("unhandled cuda error", "ncclunhandledcudaerror", "cuda error", "cuda failure", "out of memory", "invalid usage")
 """What exceptions of communication say where the trouble is the rank's own device or call."""
 
-OF_PROGRAMS = frozenset({13, 31, 43, 45})
-"""Xids that a program brings about itself, or that follow when it is killed: no fault of the device."""
-
 MISFIT = re.compile(r"op\.preamble\.length <= op\.nbytes")
 """What gloo says in a process that got a longer message than it awaited: it, or the one that sent it, is wrong."""
+
+OF_DEVICES = frozenset({48, 62, 74, 79, 94, 95, 119, 120})
+"""Xids after which a device does not go on: memory errors, halts, a lost link or bus, a GSP that does not answer."""
+
+FAULT_BEFORE_NS = 10 * 60 * 10**9
+"""A fault of a device longer than this before the first alarm was got over."""
 
 _KILLED = frozenset({4, 7, 8, 9, 11})
 _ASKED = frozenset({2, 15})
@@ -81,7 +84,16 @@ def find_causes(evidence: LogEvidence) -> Causes:
     faults, notes = _faults(evidence)
     found = _not_later(evidence, [*own, *exits])
     first = _first(found) if found else []
-    first += [fault for fault in faults if not any(set(fault.ranks) & set(one.ranks) for one in first)]
+    accused = {rank for one in first for rank in one.ranks}
+    timely = [fault for fault in _not_later(evidence, faults) if _is_timely(fault, evidence)]
+    behind = _behind(evidence)
+    counted = [
+        fault
+        for fault in timely
+        if not first and not accused & set(fault.ranks) and (not behind or behind & set(fault.ranks))
+    ]
+    notes += [f"{fault.statement} ({fault.place})" for fault in faults if fault not in counted]
+    first += counted
     return Causes(tuple(_merged(first)), frozenset(following), tuple(notes))
 
 
@@ -95,8 +107,49 @@ def _exceptions(evidence: LogEvidence) -> tuple[list[Cause], set[int]]:
         if follows(raised):
             following |= set() if rank is None else {rank}
             continue
-        own.append(_cause_of(raised, rank))
+        if not _speaks_later(raised, rank, evidence):
+            own.append(_cause_of(raised, rank))
     return own, following
+
+
+def _speaks_later(raised: Raised, rank: int | None, evidence: LogEvidence) -> bool:
+    """Whether the rank's watchdog writes clearly later: the exception was caught, the process went on."""
+    signs: list[Timeout | Watermark | DumpSignal] = [*evidence.timeouts, *evidence.watermarks, *evidence.signals]
+    for one in signs:
+        if rank is None or one.rank != rank:
+            continue
+        if raised.moment_ns is not None and one.moment_ns is not None:
+            if one.moment_ns > raised.moment_ns + TOGETHER_NS:
+                return True
+        elif one.place.file == raised.place.file and one.place.line > raised.place.line:
+            return True
+    return False
+
+
+def _behind(evidence: LogEvidence) -> set[int]:
+    """Ranks whose last enqueued operation lies before one that others of the same group wait in."""
+    waited: dict[str, int] = {}
+    marked = [(one, key_of(one.label)) for one in evidence.watermarks if one.label is not None]
+    for one, group in marked:
+        if group is not None and one.failed is not None:
+            waited[group] = min(one.failed, waited.get(group, one.failed))
+    return {
+        one.rank
+        for one, group in marked
+        if group is not None and one.rank is not None and one.enqueued < waited.get(group, 0)
+    }
+
+
+def _is_timely(fault: Cause, evidence: LogEvidence) -> bool:
+    """Whether a device's fault is not so long before the first alarm, or the log's end, that the job went on after."""
+    alarms: list[Timeout | DumpSignal] = [*evidence.timeouts, *evidence.signals]
+    moments = [one.moment_ns for one in alarms if one.moment_ns is not None]
+    limits = [one.limit_ms for one in evidence.timeouts if one.limit_ms is not None]
+    if any(one.reason == "finished" for one in evidence.endings):
+        return False
+    if fault.moment_ns is None or not moments:
+        return True
+    return fault.moment_ns >= min(moments) - FAULT_BEFORE_NS - max(limits, default=0) * 10**6
 
 
 def follows(raised: Raised) -> bool:
@@ -233,7 +286,7 @@ def _faults(evidence: LogEvidence) -> tuple[list[Cause], list[str]]:
         where = f"device {fault.bus_id}" + (f" of {fault.host}" if fault.host else "")
         told = f"Xid {fault.xid} on {where}: {fault.text}"
         mine = {rank for one, rank in owner if _is_on(fault, one.host, one.bus_id)}
-        if fault.xid in OF_PROGRAMS or len(mine) != 1:
+        if fault.xid not in OF_DEVICES or len(mine) != 1:
             notes.append(f"{told} ({fault.place})")
             continue
         causes.append(

@@ -39,6 +39,7 @@ def complete(evidence: LogEvidence) -> LogEvidence:
     timeouts = [_with_group(one, evidence.watermarks) for one in evidence.timeouts]
     if bare:  # versions that name no group print the rank in the job's only group
         timeouts = [replace(one, rank=one.group_rank) for one in timeouts]
+    evidence = replace(evidence, members=_of_the_world(evidence))
     ranks = process_ranks(evidence.members)
     world = max((one.size for one in evidence.members), default=0)
     hosts = {rank: host for (host, _), rank in ranks.items()}
@@ -48,6 +49,7 @@ def complete(evidence: LogEvidence) -> LogEvidence:
     speaking: list[Timeout | Watermark | Stuck] = [*timeouts, *evidence.watermarks, *evidence.stuck]
     told = {one.rank for one in speaking if one.rank is not None}
     told |= {one.speaker.rank for one in evidence.raised if one.speaker.rank is not None}
+    told |= evidence.heard
     size = evidence.world_size or world or None
     if size is not None and told and max(told) >= size:
         size = None
@@ -58,6 +60,12 @@ def complete(evidence: LogEvidence) -> LogEvidence:
         heard=evidence.heard | told,
         world_size=size,
     )
+
+
+def _of_the_world(evidence: LogEvidence) -> tuple[Member, ...]:
+    """Members of communicators, or none where a rank speaks that the largest has no place for: it is not the world."""
+    largest = max((one.size for one in evidence.members), default=0)
+    return evidence.members if max(evidence.heard, default=-1) < largest else ()
 
 
 def _unique(timeouts: Iterable[Timeout]) -> list[Timeout]:

@@ -32,6 +32,7 @@ ENDINGS = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".dmesg")
 """Endings of files in a folder that are taken for logs, also with `.gz` behind them or a number (`.log.1`)."""
 
 _ATTEMPT = re.compile(r"^attempt_(\d+)$")
+_RESTART = re.compile(r"^(run|attempt|restart|launch|retry)[_.-]?(\d{1,4})\.", re.IGNORECASE)
 _ROTATED = re.compile(r"\.\d+$")
 
 Progress = Callable[[str], None]
@@ -44,7 +45,8 @@ def is_log_name(path: Path) -> bool:
 
 
 def log_files(paths: Sequence[Path]) -> list[Path]:
-    """The files to read: those given, and all logs below given folders; of torchrun's attempts the last one."""
+    """The files to read: those given, and all logs below given folders; of attempts the last one (`attempt_1/`,
+    `run-1.log`)."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -57,7 +59,7 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _last_attempts(files: Sequence[Path]) -> list[Path]:
-    """Without the files of attempts that torchrun started again: the last one of a launch is the one that hangs."""
+    """Without the files of attempts that were started again: the last one of a launch is the one that hangs."""
     last: dict[Path, int] = {}
     attempts: dict[Path, tuple[Path, int]] = {}
     for path in files:
@@ -67,6 +69,11 @@ def _last_attempts(files: Sequence[Path]) -> list[Path]:
                 attempts[path] = folder.parent, number
                 last[folder.parent] = max(last.get(folder.parent, 0), number)
                 break
+        else:
+            if started := _RESTART.match(path.name):
+                series = path.parent / path.name.replace(started[2], "#", 1)
+                attempts[path] = series, int(started[2])
+                last[series] = max(last.get(series, 0), int(started[2]))
     return [path for path in files if path not in attempts or attempts[path][1] == last[attempts[path][0]]]
 
 

@@ -124,7 +124,9 @@ def _states(evidence: LogEvidence, scene: Scene, gone: frozenset[int]) -> dict[i
             progress[rank][number] = (one.enqueued, one.completed)
             if one.waits_in is not None:
                 begun_ns = _begun_ns(one.timeout)
-                flights[rank].append(Flight(named[rank], "collective", number, one.waits_in, begun_ns=begun_ns))
+                flights[rank].append(
+                    Flight(named[rank], "collective", number, one.waits_in, begun_ns=begun_ns, waiting=True)
+                )
     ranks = set(progress) | scene.lonely | gone | {one.rank for one in evidence.stuck if one.rank is not None}
     at = scene.snapshot.moment_ns
     return {

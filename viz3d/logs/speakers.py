@@ -22,7 +22,7 @@ _GPU_LINE = re.compile(r"^([\w.-]+):(\d+):\d+ \[\d*\] ")
 _TORCHRUN = re.compile(r"^(\d+)$")
 _NAMED_RANK = re.compile(r"rank[_-]?0*(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"^(.*?)0*(\d{1,7})(?:\.(?:log|out|err|txt|stdout|stderr))*(?:\.gz)?$")
-_OF_HOSTS = re.compile(r"(?:node|host|worker|nid|pod)[_.-]?$", re.IGNORECASE)
+_NO_RANK = re.compile(r"(?:node|host|worker|nid|pod|run|attempt|restart|launch|retry)[_.-]?$", re.IGNORECASE)
 
 
 def split_speaker(line: str, *, labelled: bool = False) -> tuple[Speaker, str]:
@@ -69,7 +69,7 @@ def file_speakers(paths: Sequence[Path]) -> dict[Path, Speaker]:
             told[path] = Speaker(local_rank=int(local[1]))
         elif named := _NAMED_RANK.search(path.name):
             told[path] = Speaker(rank=int(named[1]))
-        elif (found := _LAST_NUMBER.match(path.name)) and not _OF_HOSTS.search(found[1]):
+        elif (found := _LAST_NUMBER.match(path.name)) and not _NO_RANK.search(found[1]):
             ending = path.name[found.end(2) :]
             alike[path.parent, found[1], ending].append((path, int(found[2])))
     for files in alike.values():

@@ -419,6 +419,48 @@ def test_where_nobody_was_accused_the_log_does(tmp_path: Path) -> None:
     assert named(verdict) == {(2,): "exception"}
 
 
+@pytest.mark.parametrize("state", [State.RUNNING, State.SLOW, State.FINISHED])
+def test_a_job_that_goes_on_is_not_accused_by_its_log(tmp_path: Path, state: State) -> None:
+    verdict = add_to_verdict(Judged(HangVerdict("r", 0, None, state)), raised_log(tmp_path, 2)).verdict
+    assert (verdict.verdict, verdict.culprits) == (state, ())
+    assert "the job went on" in verdict.abstained[0].reason
+
+
+@pytest.mark.parametrize("xid", [63, 79])
+def test_a_rank_that_is_behind_outweighs_an_xid_of_one_that_waits(judge: Judge, xid: int) -> None:
+    log = JobLog()
+    log.lines += communicator(["nodeA"], 4)
+    for rank in (1, 2, 3):
+        log.times_out(rank, 19)
+    log.is_asked(0, 1, 18, 18)
+    log.lines.insert(0, f"nodeA kernel: [123.4] NVRM: Xid (PCI:0000:3b:00): {xid}, pid=1, trouble")
+    verdict = judge(log)
+    assert named(verdict) == {(0,): "host-stuck"}
+    assert any(f"Xid {xid}" in one.reason for one in verdict.abstained)
+
+
+def test_an_exception_of_a_rank_that_speaks_later_was_caught(judge: Judge) -> None:
+    log = JobLog()
+    log.has_size(4)
+    log.raises(2, "ValueError: a bad sample, skipped")
+    for rank in (1, 2, 3):
+        log.times_out(rank, 19)
+    log.is_asked(0, 1, 18, 18)
+    assert named(judge(log)) == {(0,): "host-stuck"}
+
+
+def test_of_logs_of_restarts_the_last_counts(tmp_path: Path) -> None:
+    old, log = JobLog(), JobLog()
+    old.raises(None, "ValueError: a bad setting")
+    log.has_size(4)
+    for rank in (1, 2, 3):
+        log.times_out(rank, 19)
+    log.is_asked(0, 1, 18, 18)
+    old.write(tmp_path / "run-0.log")
+    log.write(tmp_path / "run-1.log")
+    assert named(judge_logs(read_logs([tmp_path])).verdict) == {(0,): "host-stuck"}
+
+
 def test_a_look_is_filled_in_with_ranks_of_which_only_logs_tell(tmp_path: Path) -> None:
     scene = cascade(Topology.of(dp=4), 1)
     scene.lose(1)

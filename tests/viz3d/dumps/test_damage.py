@@ -1,0 +1,88 @@
+"""Dumps cut or flipped anywhere: never a crash, and each damaged file is counted."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megascope.profiler.errors import UsageError
+from megascope.viz3d.dumps.judging import judge_dumps
+from megascope.viz3d.dumps.reading import read_folder
+from support.dumps import absent_member
+
+CONTENT = {
+    as_json: absent_member(range(3), 1).write(Path(tempfile.mkdtemp()), as_json=as_json) for as_json in (False, True)
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(as_json=st.booleans(), data=st.data())
+def test_any_truncation_or_flip_is_read_or_listed(as_json: bool, data: st.DataObject) -> None:
+    source = CONTENT[as_json]
+    with tempfile.TemporaryDirectory() as folder:
+        for path in source.iterdir():
+            (Path(folder) / path.name).write_bytes(path.read_bytes())
+        victim = sorted(Path(folder).iterdir())[0]
+        content = bytearray(victim.read_bytes())
+        place = data.draw(st.integers(0, len(content) - 1))
+        if data.draw(st.booleans()):
+            content = content[:place]
+        else:
+            content[place] ^= data.draw(st.integers(1, 255))
+        victim.write_bytes(bytes(content))
+        found = read_folder(Path(folder))
+        assert set(found.dumps) | {one.rank for one in found.damaged} == {0, 1, 2}
+        judge_dumps([found])
+
+
+@settings(max_examples=25, deadline=None)
+@given(share=st.floats(0, 0.999), bit=st.integers(0, 7), cut=st.booleans())
+def test_a_real_dump_cut_or_flipped(traces: Path, share: float, bit: int, cut: bool) -> None:
+    content = bytearray((traces / "flight_recorder" / "gpu_error_1st" / "_dump_12").read_bytes())
+    place = int(share * len(content))
+    content[place] ^= 1 << bit
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "_dump_12").write_bytes(bytes(content[:place] if cut else content))
+        found = read_folder(Path(folder))
+        assert len(found.dumps) + len(found.damaged) == 1
+        assert not cut or found.damaged
+        judge_dumps([found])
+
+
+class _Runs:
+    def __reduce__(self) -> tuple[object, ...]:
+        return eval, ("1/0",)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "empty"),
+        (pickle.dumps(_Runs()), "plain values only"),
+        (pickle.dumps({"version": "3.0", "entries": []}), "format 3.0"),
+        (pickle.dumps({"entries": []}), "no version"),
+        (b"\x80\x04" + b"]" * 200_000 + b".", "no version"),
+        (b"[" * 200_000, "damaged JSON"),
+        (b"\x80\x02}q\x00" + b"X" * 83, "damaged"),
+    ],
+)
+def test_what_is_no_dump_is_listed_with_its_reason(tmp_path: Path, content: bytes, told: str) -> None:
+    absent_member(range(3), 1).write(tmp_path, [0, 2])
+    (tmp_path / "_dump_1").write_bytes(content)
+    found = read_folder(tmp_path)
+    assert [one.rank for one in found.damaged] == [1]
+    assert told in found.damaged[0].reason
+    verdict = judge_dumps([found]).verdict
+    assert verdict.missing == (1,)
+    assert {rank for one in verdict.culprits for rank in one.ranks} <= {1}
+
+
+def test_a_folder_without_dumps(tmp_path: Path) -> None:
+    (tmp_path / "readme.md").write_text("none here")
+    with pytest.raises(UsageError, match="no Flight Recorder dumps"):
+        read_folder(tmp_path)
