@@ -7,51 +7,82 @@ import http.client
 import os
 import signal
 import subprocess
+import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from typing import IO
 
 TIMEOUT_S = 10.0
 RETRIES = 3
 RETRY_AFTER_S = 1.0
 
-_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+AFTER_KILL_S = 2.0
+"""A child that is not gone so long after SIGKILL hangs in the kernel, and nobody waits for it."""
+
+KEPT_BYTES = 4096
+_SERVER_ERROR = 500
+_TRY_AGAIN = frozenset({408, 429})
+
+
+class _Tail(threading.Thread):
+    """Reads a stream to its end and keeps the last of it: a command may write without end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(name="megascope-alarm-errors", daemon=True)
+        self._stream, self.last = stream, b""
+
+    def run(self) -> None:
+        """Read until the stream ends, or is closed."""
+        with contextlib.suppress(OSError, ValueError), self._stream:
+            while piece := os.read(self._stream.fileno(), KEPT_BYTES):
+                self.last = (self.last + piece)[-KEPT_BYTES:]
 
 
 def call_command(command: str, content: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> str | None:
     """Run a shell command with ``content`` on stdin; None, or what went wrong. It and its children end in time."""
     try:
-        child = subprocess.Popen(
-            command,
-            shell=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **variables},
-            start_new_session=True,
-            cwd="/",
-            text=True,
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(content.encode())
+            given.seek(0)
+            child = subprocess.Popen(
+                command,
+                shell=True,
+                stdin=given,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **variables},
+                start_new_session=True,
+                cwd="/",
+            )
     except OSError as error:
         return f"the alarm command cannot be started ({error})"
+    assert child.stderr is not None
+    tail = _Tail(child.stderr)
+    tail.start()
     try:
-        _, messages = child.communicate(content, timeout=timeout_s)
+        child.wait(timeout_s)
     except subprocess.TimeoutExpired:
         return f"the alarm command did not end within {timeout_s:g} s and was killed"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-        if child.returncode is None:
-            child.wait()
-        for stream in (child.stdin, child.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(AFTER_KILL_S)
+        tail.join(AFTER_KILL_S)
     if child.returncode:
-        last = (messages or "").strip().splitlines()[-1:]
+        last = tail.last.decode(errors="replace").strip().splitlines()[-1:]
         return f"the alarm command ended with {child.returncode}" + (f": {last[0][:200]}" if last else "")
     return None
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a POST would become a GET without its content."""
+
+    def redirect_request(self, *given: object, **named: object) -> None:
+        """None: the answer counts as an error."""
 
 
 def call_webhook(
@@ -65,12 +96,12 @@ def call_webhook(
             time.sleep(retry_after_s * 2 ** (attempt - 1))
         try:
             request = urllib.request.Request(url, content.encode(), headers, method="POST")
-            with urllib.request.urlopen(request, timeout=timeout_s):
+            with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s):
                 return None
         except urllib.error.HTTPError as error:
             error.close()
             problem = f"the webhook answered {error.code}"
-            if _CLIENT_ERROR <= error.code < _SERVER_ERROR:
+            if error.code < _SERVER_ERROR and error.code not in _TRY_AGAIN:
                 return problem
         except (OSError, http.client.HTTPException, ValueError) as error:  # its text may hold the address: a secret
             problem = f"the webhook cannot be reached ({type(error).__name__})"

@@ -82,6 +82,9 @@ class Claim:
                 self._path.unlink()
 
 
+AFTER_KILL_S = 2.0
+
+
 class Diagnoser:
     """Runs ``python -m megascope hang STORE --json`` beside its caller, who looks for the answer with `poll`."""
 
@@ -145,7 +148,8 @@ class Diagnoser:
             if self._child.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel: nobody waits for it
+                self._child.wait(AFTER_KILL_S)
         for file in (self._out, self._err):
             if file is not None:
                 file.close()

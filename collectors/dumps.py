@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,8 +70,13 @@ class DumpGathering:
                 return
 
     def remove(self) -> None:
-        """Delete what was copied from the spool."""
-        shutil.rmtree(self._folder / DUMPS, ignore_errors=True)
+        """Delete what was copied from the spool; what was not, stays there."""
+        dumps = self._folder / DUMPS
+        for path in dumps.glob("*") if dumps.is_dir() else ():
+            if path.name == REQUEST or path.suffix == ".tmp" or path.name in self._copied:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            dumps.rmdir()
         (self._folder / TOPOLOGY_FILE).unlink(missing_ok=True)
 
 

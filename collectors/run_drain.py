@@ -96,7 +96,9 @@ class RunDrain:
                 continue
             attempt = AttemptDrain(folder, self.run, number, stall_s, states.get(str(number)), self._given_up)
             if attempt.is_left_over():
-                self._dumps_of(attempt).remove()
+                left = self._dumps_of(attempt)
+                left.poll(0, {}, is_last=True)
+                left.remove()
                 attempt.remove_spool()
             else:
                 self.attempts[number] = attempt

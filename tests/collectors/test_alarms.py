@@ -209,3 +209,10 @@ def test_a_webhook_that_nobody_serves(tmp_path: Path) -> None:
 def test_without_a_target_nobody_is_told(tmp_path: Path) -> None:
     assert told(AlarmHook(AlarmSettings(), tmp_path / "memory"), ALARM) == ["nobody"]
     assert not (tmp_path / "memory").exists()
+
+
+def test_a_command_that_complains_without_end_costs_no_memory() -> None:
+    told = alarm_targets.call_command("yes complaint >&2", "{}", {}, timeout_s=0.5)
+    assert told == "the alarm command did not end within 0.5 s and was killed"
+    assert alarm_targets.call_command("printf '\\377\\376 broken\\n' >&2; exit 0", "{}", {}) is None
+    assert "broken" in (alarm_targets.call_command("printf '\\377 broken\\n' >&2; exit 3", "{}", {}) or "")

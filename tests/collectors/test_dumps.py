@@ -71,3 +71,14 @@ def test_a_store_that_cannot_be_written_is_tried_again(spool: Path, tmp_path: Pa
     assert (target / "_dump_0").read_bytes() == b"dump"
     gather.remove()
     assert list(spool.iterdir()) == []
+
+
+def test_what_was_not_copied_stays_in_the_spool(spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megascope.collectors.dumps.MOST_BYTES", 8)
+    gather, target = gathering(spool, tmp_path)
+    (spool / DUMPS / "_dump_1").write_bytes(b"small")
+    (spool / DUMPS / "_dump_2").write_bytes(b"too large to copy")
+    gather.poll(0, {}, is_last=True)
+    gather.remove()
+    assert sorted(path.name for path in target.iterdir()) == ["_dump_1", "topology.json"]
+    assert [path.name for path in (spool / DUMPS).iterdir()] == ["_dump_2"]
