@@ -21,15 +21,11 @@ def in_order(state: RankState) -> list[Flight]:
     return sorted(flying, key=lambda one: one.begun_ns or 0)
 
 
-def runs_ahead(state: RankState) -> bool:
+def _is_ahead(state: RankState, flying: Sequence[Flight]) -> bool:
     """Whether a rank has issued collectives behind the first operation that is not complete, without waiting for them.
 
     Where nothing says whether it waits, its own work does: operations inside work may be awaited one by one.
     """
-    return _is_ahead(state, in_order(state))
-
-
-def _is_ahead(state: RankState, flying: Sequence[Flight]) -> bool:
     if len(flying) < 2 or flying[0].waiting is True:
         return False
     if all(one.waiting is None for one in flying) and state.innermost_work() is not None:

@@ -48,6 +48,10 @@ class GroupName:
     kind: str
     ranks: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        """Of the ends of the ranks only: the group of a whole fleet is looked up often, and holds all of them."""
+        return hash((self.kind, len(self.ranks), self.ranks[:2], self.ranks[-1:]))
+
     def __str__(self) -> str:
         return f"{self.kind} [{listed(self.ranks)}]"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -110,7 +111,7 @@ def parse_fault(text: str) -> Fault:
     if name not in set(FaultKind):
         raise UsageError(f"The fault {text!r} has no known kind: begin it with one of {', '.join(FaultKind)}.")
     kind = FaultKind(name)
-    values = _values(text, kind, pairs)
+    values = read_pairs(text, kind, pairs, REQUIRED[kind] | OPTIONAL.get(kind, set()) | {"attempt"})
     if missing := sorted(REQUIRED[kind] - values.keys()):
         raise UsageError(f"The fault {text!r} lacks {', '.join(missing)}: add it as key=value.")
     try:
@@ -128,8 +129,8 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def _values(text: str, kind: FaultKind, pairs: list[str]) -> dict[str, str]:
-    known = REQUIRED[kind] | OPTIONAL.get(kind, set()) | {"attempt"}
+def read_pairs(text: str, kind: StrEnum, pairs: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """The ``key=value`` parts of a fault; ``known`` are the keys that its kind takes. UsageError for anything else."""
     values: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ...profiler.errors import UsageError
+from ..faults.kinds import read_pairs
 
 MOST_RANKS = 1_000_000
 
@@ -185,13 +186,7 @@ def parse_fault(text: str) -> Fault:
 
 def _read_pairs(text: str, kind: FaultKind, pairs: list[str], known: set[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not value or key not in known or key in values:
-            raise UsageError(
-                f"The fault {text!r} has {pair!r}, which {kind} does not take: "
-                f"use {', '.join(sorted(known))}, as key=value."
-            )
+    for key, value in read_pairs(text, kind, pairs, known).items():
         try:
             values[key] = _READ[key](value)
         except ValueError as error:

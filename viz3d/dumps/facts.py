@@ -27,7 +27,6 @@ class DumpedOperation:
     peer: int | None = None
     sizes: tuple[object, object] = ((), ())
     dtypes: tuple[object, object] = ((), ())
-    has_timed_out: bool = False
     frames: tuple[str, ...] = ()
 
 
@@ -51,11 +50,6 @@ class Dump:
     seen_completed: Mapping[GroupName, int] = field(default_factory=dict)
     unplaced: int = 0
     last_ns: int | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing had been enqueued that was not complete."""
-        return not self.operations and not self.unplaced
 
 
 @dataclass(frozen=True, slots=True)

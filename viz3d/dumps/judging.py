@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..ends import Waiters
@@ -231,8 +231,3 @@ def _limits(folder: DumpFolder, *, single: bool) -> list[Abstention]:
         told = "gloo records neither sends and receives nor what failed: own evidence (a store) tells more"
         found.append(Abstention("gloo", told))
     return found
-
-
-def with_notes(judged: Judged, notes: Sequence[Abstention]) -> Judged:
-    """The verdict with more that could not be told."""
-    return replace(judged, verdict=replace(judged.verdict, abstained=(*judged.verdict.abstained, *notes)))

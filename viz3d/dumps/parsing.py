@@ -136,7 +136,6 @@ class _Parsing:
             peer=peer,
             sizes=(_sizes(entry.get("input_sizes")), _sizes(entry.get("output_sizes"))),
             dtypes=(_frozen(entry.get("input_dtypes")), _frozen(entry.get("output_dtypes"))),
-            has_timed_out=bool(entry.get("retired")) and library == "nccl",
             frames=_frames(entry.get("frames")),
         )
 

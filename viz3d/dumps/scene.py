@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ def snapshot_of(folder: DumpFolder) -> Snapshot:
     states = {rank: _state(dump, moment, mixed, known, names, groups) for rank, dump in sorted(dumps.items())}
     for dump in dumps.values():
         for group in dump.groups:
-            groups.setdefault(group_id(group.kind, group.ranks), group)
+            groups.setdefault(_id_of(group), group)
     missing = tuple(sorted(folder.expected - set(dumps)))
     return Snapshot(moment, states, groups, dict(folder.hosts), dict(folder.coordinates), folder.axes, missing)
 
@@ -85,7 +86,7 @@ def _state(
             first.setdefault(one.group, one.sequence)
             last[one.group] = max(last.get(one.group, 0), one.sequence)
             name = names.get((one.group, one.sequence, dump.rank), one.name)
-            number = group_id(one.group.kind, one.group.ranks)
+            number = _id_of(one.group)
             flights.append(Flight(name, "collective", number, one.sequence, begun_ns=one.begun_ns))
     progress = {}
     for group in {*dump.enqueued, *last}:
@@ -94,8 +95,13 @@ def _state(
         issued = last.get(group, 0) if group in mixed else max(last.get(group, 0), dump.enqueued.get(group, 0))
         done = dump.completed.get(group, 0) if group not in mixed else dump.seen_completed.get(group, 0)
         done = min(done, first[group] - 1) if group in first else done
-        progress[group_id(group.kind, group.ranks)] = (issued, done)
+        progress[_id_of(group)] = (issued, done)
     return RankState(dump.rank, moment_ns, flights=tuple(flights), progress=progress)
+
+
+@functools.lru_cache(maxsize=65536)
+def _id_of(group: GroupName) -> int:
+    return group_id(group.kind, group.ranks)
 
 
 def _message(rank: int, one: DumpedOperation, number: int, groups: dict[int, GroupName]) -> Flight:
@@ -104,7 +110,7 @@ def _message(rank: int, one: DumpedOperation, number: int, groups: dict[int, Gro
     assert one.group is not None
     assert one.peer is not None
     pair = GroupName(one.group.kind + P2P, tuple(sorted({rank, one.peer})))
-    identity = group_id(pair.kind, pair.ranks)
+    identity = _id_of(pair)
     groups[identity] = pair
     return Flight(one.name, "p2p", identity, number, peer=one.peer, begun_ns=one.begun_ns)
 
