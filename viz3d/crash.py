@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..collectors.store import Attempt, Store
-from .deaths import Death, Deaths, first_deaths
+from .deaths import Death, Deaths, first_deaths, silent_hosts
 from .ends import Waiters
-from .evidence import death_evidence, gather_evidence
+from .evidence import death_evidence, gather_evidence, silent_evidence
 from .graph import build_graph
 from .history import History
 from .looks import Diagnosis
-from .mismatch import Root, deviants, find_mismatches, find_skipped
+from .mismatch import Root, deviants, find_mismatches
+from .programs import find_skipped
 from .snapshot import freeze, take_snapshot
 from .states import RankState, Snapshot
 from .verdict import Abstention, CulpritKind, Evidence, State, listed
 
 MAX_PARTNERS = 32
 """So many ranks that shared a group with a dead one are held against their history."""
+
+SILENT_HOST = 0.7
+"""Confidence in the death of a host of which nothing but its silence is known."""
 
 UNSURE = 0.4
 """Confidence in a death that nobody noted as it came, or whose exception speaks of others."""
@@ -38,6 +42,8 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
     ended = attempt.exit_reason is not None
     snapshot = _at_death(store, attempt, deaths, ended=ended)
     asynchronous = history.asynchronous()
+    if all(death.is_aftermath for death in deaths.all):
+        return _lost_peers(store, attempt, deaths, snapshot, asynchronous)
     first = first_deaths(deaths.all, build_graph(snapshot, asynchronous).waiting(), deaths.clocks)
     if not deaths.noted and len(first) >= len(snapshot.states) > 1:
         return Crash(Diagnosis(State.CRASHED, abstained=(_NOBODY_NOTED, _ALL_GONE)), snapshot, ())
@@ -53,6 +59,26 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
     notes = _notes(deaths, first)
     diagnosis = Diagnosis(State.CRASHED, tuple(roots), waiting, explained & waiting, notes, graph)
     return Crash(diagnosis, seen, tuple(_evidence(store, attempt, seen, root, first, blamed) for root in roots))
+
+
+def _lost_peers(
+    store: Store, attempt: Attempt, deaths: Deaths, snapshot: Snapshot, asynchronous: frozenset[str]
+) -> Crash:
+    """All that ended speak of lost peers: those are on a host that fell silent before, or nobody knows who they are."""
+    gone = silent_hosts(store, attempt, deaths)
+    if not gone:
+        return Crash(Diagnosis(State.CRASHED, abstained=(_ALL_LOST_PEERS, *_notes(deaths, ()))), snapshot, ())
+    dead = {rank for host in gone for rank in host.ranks}
+    seen = _with_dead(snapshot, dead)
+    graph = build_graph(seen, asynchronous)
+    waiting = frozenset(graph.waiting()) - dead
+    explained = frozenset(Waiters.of(graph).waiting_for(dead)) - dead
+    roots = tuple(
+        Root(host.ranks, CulpritKind.DEAD, SILENT_HOST, waiters=len(explained), why=f"nothing is heard of {host.name}")
+        for host in gone
+    )
+    diagnosis = Diagnosis(State.CRASHED, roots, waiting, explained & waiting, _notes(deaths, ()), graph)
+    return Crash(diagnosis, seen, tuple((silent_evidence(store, attempt, host, deaths.all[0]),) for host in gone))
 
 
 def _evidence(
@@ -120,6 +146,9 @@ def _death_root(death: Death, seen: Snapshot, deaths: Deaths, together: int) -> 
 
 _NOBODY_NOTED = Abstention(
     "incidents", "the attempt crashed and no agent noted who died: the last heartbeats are all that is known of it"
+)
+_ALL_LOST_PEERS = Abstention(
+    "deaths", "all ranks that ended say that they lost a peer, and nothing tells which rank was the first to go"
 )
 _ALL_GONE = Abstention("deaths", "the processes of all ranks are gone, and which of them went first is not known")
 

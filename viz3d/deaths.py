@@ -17,6 +17,9 @@ one rank's death makes the launcher end the others."""
 SAME_RAISE_NS = 100_000_000
 """Exceptions raised within this time are taken for the same trouble on several ranks."""
 
+SILENT_S = 5.0
+"""A host that is heard of twice a second, and of which nothing came for so long, is gone, or cut off."""
+
 AFTERMATH_TYPES = frozenset(
     {
         "BrokenPipeError",
@@ -102,6 +105,44 @@ def gone_processes(store: Store, attempt: Attempt) -> Deaths:
     ).to_pylist()
     found = [Death(int(row["rank"]), str(row["last"]), int(row["since_ns"])) for row in rows]
     return _placed(store, attempt, found, noted=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SilentHost:
+    """A host that fell silent before the first death elsewhere; ``last_ns`` is when it was last heard of."""
+
+    name: str
+    ranks: tuple[int, ...]
+    last_ns: int
+
+
+def silent_hosts(store: Store, attempt: Attempt, deaths: Deaths) -> tuple[SilentHost, ...]:
+    """Hosts of which nothing is heard since before the first death, for `SILENT_S` and more.
+
+    With a host its agent is gone, so that nobody notes the deaths of its ranks.
+    """
+    rows = store.query(
+        """SELECT host, list_sort(list(DISTINCT rank)) AS ranks, max(moment_ns) AS last_ns,
+               bool_or(process_state IN ('exited', 'gone', 'zombie')) AS has_ended
+           FROM heartbeats JOIN ranks USING (rank) GROUP BY host""",
+        attempt=attempt,
+    ).to_pylist()
+    age_s = store.data_age_s(attempt)
+    if not rows or age_s is None or not deaths.all:
+        return ()
+    last = {str(row["host"]): deaths.clocks.aligned_ns(str(row["host"]), int(row["last_ns"])) for row in rows}
+    now_ns = max(last.values()) + round(age_s * 1e9)
+    died = {death.host for death in deaths.all}
+    first = deaths.all[0]
+    found = []
+    for row in rows:
+        host = str(row["host"])
+        gap = deaths.clocks.uncertainty_ns(host, first.host, first.moment_ns)
+        if host in died or row["has_ended"] or (gap is not None and last[host] > first.moment_ns + gap):
+            continue
+        if now_ns - last[host] >= SILENT_S * 1e9:
+            found.append(SilentHost(host, tuple(int(rank) for rank in row["ranks"]), last[host]))
+    return tuple(found)
 
 
 def _placed(store: Store, attempt: Attempt, deaths: Sequence[Death], *, noted: bool) -> Deaths:
@@ -201,4 +242,14 @@ def _least_active(silent: Sequence[Death], clocks: Clocks) -> list[Death]:
     return left
 
 
-__all__ = ["Death", "Deaths", "first_deaths", "gone_processes", "load_deaths", "parse_actions", "parse_deaths"]
+__all__ = [
+    "Death",
+    "Deaths",
+    "SilentHost",
+    "first_deaths",
+    "gone_processes",
+    "load_deaths",
+    "parse_actions",
+    "parse_deaths",
+    "silent_hosts",
+]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..collectors.store import Attempt, Store
 from ..collectors.verdicts import Evidence
 from ..collectors.views import identifier, literal
-from .deaths import Death
+from .deaths import Death, SilentHost
 from .mismatch import Root
 from .roots import group_name
 from .states import RankState, Snapshot
-from .verdict import CulpritKind, listed
+from .verdict import CulpritKind, listed, plain_utc
 
 MAX_RANKS = 4
 """So many ranks of one root get evidence of their own."""
@@ -57,6 +57,20 @@ def death_evidence(store: Store, attempt: Attempt, death: Death) -> tuple[Eviden
     sql = _gone_sql(attempt, death.rank)
     told = f"the process of rank {death.rank} is {death.state} in its last heartbeats"
     return (Evidence(told, _value(store, attempt, sql), None, "heartbeats", sql),)
+
+
+def silent_evidence(store: Store, attempt: Attempt, host: SilentHost, first: Death) -> Evidence:
+    """For how long nothing had been heard of a host when the first rank elsewhere lost its peer."""
+    seconds = (first.moment_ns - host.last_ns) / 1e9
+    told = (
+        f"nothing was heard of {host.name} from {plain_utc(host.last_ns)} on, {seconds:.1f} s before rank {first.rank} "
+        f"on {first.host or 'another host'} lost its peer"
+    )
+    sql = (
+        f"SELECT max(moment_ns) FROM heartbeats JOIN ranks USING (run, attempt, rank) "
+        f"WHERE {_where(attempt)} AND host = {literal(host.name)}"
+    )
+    return Evidence(told, seconds, None, "heartbeats", sql)
 
 
 def _where(attempt: Attempt) -> str:

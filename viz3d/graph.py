@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .operations import is_one_way, synchronises
 from .states import Flight, RankState, Snapshot
-from .streams import holding
+from .streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,13 @@ class Wait:
 class WaitGraph:
     """All waits of a snapshot, and the operations that lack nobody and have not completed.
 
-    ``unheard``: see `build_graph`.
+    ``unheard`` and ``streams``: see `build_graph`.
     """
 
     waits: dict[int, list[Wait]] = field(default_factory=dict)
     joined: dict[tuple[int, int], Operation] = field(default_factory=dict)
     unheard: frozenset[int] = frozenset()
+    streams: Streams = field(default_factory=Streams)
 
     def waiting(self) -> set[int]:
         """Ranks that have an operation in flight that lacks someone."""
@@ -64,18 +65,20 @@ def build_graph(
     asynchronous: Iterable[str] = (),
     deviants: Mapping[tuple[int, int], tuple[int, ...]] | None = None,
     unheard: frozenset[int] = frozenset(),
+    streams: Streams | None = None,
 ) -> WaitGraph:
     """Graph of a snapshot. ``asynchronous`` are names of segments that ranks usually let run beside their work.
 
     ``deviants`` are members of a collective, by (group, sequence), that are in it with another operation than the rest:
     they have not joined what the others are in, and wait for nobody there. A rank whose process has ended or is
     stopped waits for nobody, whatever it has in flight: it is not there to wait. Of a rank whose host runs ahead of its
-    device only what holds it up counts (`streams`). ``unheard`` are ranks without data that are taken to have joined
-    whatever their peers are in: nothing is known of them, and somebody else may be the root.
+    device only what holds it up counts: ``streams``, by default as the snapshot alone shows them. ``unheard`` are ranks
+    that are taken to have joined whatever their peers are in: nothing is known of them, or of what they wait for, and
+    somebody else may be the root.
     """
     beside = frozenset(asynchronous)
-    graph = WaitGraph(unheard=unheard)
-    heads = {rank: held for rank, state in snapshot.states.items() if (held := holding(state)) is not None}
+    graph = WaitGraph(unheard=unheard, streams=Streams.of(snapshot) if streams is None else streams)
+    heads = graph.streams.holding
     scene = _Scene(snapshot, heads, unheard)
     for rank in sorted(snapshot.states):
         state = snapshot.states[rank]
@@ -145,7 +148,11 @@ class _Scene:
         if synchronises(flight.kind, flight.segment) and any(
             state.is_present and state.completed(flight.group) >= flight.sequence for state in states
         ):
-            return tuple(state.rank for state in states if state.issued(flight.group) < flight.sequence)
+            return tuple(
+                state.rank
+                for state in states
+                if state.knows(flight.group) and state.issued(flight.group) < flight.sequence
+            )
         return tuple(rank for rank in members if rank in apart or not self._joined(rank, flight.group, flight.sequence))
 
     def _joined(self, rank: int, group: int, sequence: int) -> bool:
@@ -155,7 +162,7 @@ class _Scene:
         rank that runs ahead has not joined what stands behind the head of its stream, though it was issued.
         """
         state = self.snapshot.states.get(rank)
-        if state is None:
+        if state is None or rank in self.unheard:
             return rank in self.unheard
         if not state.is_present:
             return state.completed(group) >= sequence
@@ -175,7 +182,7 @@ class _Scene:
         assert flight.sequence is not None
         assert flight.peer is not None
         state = self.snapshot.states.get(flight.peer)
-        if state is None:
+        if state is None or flight.peer in self.unheard:
             return flight.peer in self.unheard
         if not state.is_present or flight.peer in self.heads:
             return False

@@ -16,7 +16,7 @@ from .pace import StorePace
 from .roots import group_name
 from .snapshot import take_looks
 from .stack_evidence import with_stacks
-from .stall import stalled_before
+from .stall import stalled_before, still_before
 from .states import Snapshot
 from .verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, plain_age, to_json
 
@@ -69,10 +69,9 @@ def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
         return _judge_looks(store, attempt, now_ns, is_past=True)
     deaths = load_deaths(store, attempt)
     if deaths.all or attempt.exit_reason not in {None, "finished"}:
-        end_ns = deaths.all[0].moment_ns if deaths.all else attempt.end_ns or 0
-        stalled_ns = stalled_before(store, attempt, end_ns)
-        if stalled_ns is not None:
-            return _judge_looks(store, attempt, stalled_ns, is_past=True)
+        stalled = _of_stall(store, attempt, deaths.all[0].moment_ns if deaths.all else attempt.end_ns or 0)
+        if stalled is not None:
+            return stalled
     if not deaths.all and attempt.exit_reason == "crashed":
         deaths = gone_processes(store, attempt)
         if not deaths.all:
@@ -84,6 +83,16 @@ def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
     if attempt.exit_reason is not None or "imported" in attempt.configuration:
         return Judged(_verdict(store, attempt, _of_end(attempt.exit_reason), (), ()))
     return _judge_looks(store, attempt, None, is_past=False)
+
+
+def _of_stall(store: Store, attempt: Attempt, end_ns: int) -> Judged | None:
+    """What held a job up that stood still when it was ended, or ranks died; None if it went on until then."""
+    stalled_ns = stalled_before(store, attempt, end_ns)
+    if stalled_ns is not None:
+        return _judge_looks(store, attempt, stalled_ns, is_past=True)
+    still_ns = still_before(store, attempt, end_ns)
+    judged = None if still_ns is None else _judge_looks(store, attempt, still_ns, is_past=True)
+    return judged if judged is not None and judged.verdict.verdict == State.HANG else None
 
 
 def _of_end(exit_reason: str | None) -> Diagnosis:

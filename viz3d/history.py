@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..collectors.store import Attempt, Store
 from ..collectors.views import literal
+from .operations import sends
+from .usual import Issued, UsualSteps
 
 ASYNCHRONOUS_BELOW = 0.8
 """A segment whose exposed time is a smaller part of its duration than this usually runs beside the rank's work."""
+
+
+PAST_STEPS = 6
+"""Steps of a rank's past that are read: enough to find two alike beside one with an evaluation in it."""
 
 
 class History(Protocol):
@@ -28,6 +33,14 @@ class History(Protocol):
 
     def expected_segment(self, rank: int, step: int, group: int, sequence: int) -> str | None:
         """Name of the operation with that number in the group, as the rank's earlier steps have it."""
+        ...
+
+    def ends_before(self, rank: int, step: int, first: tuple[int, int], second: tuple[int, int]) -> bool | None:
+        """Whether the first of two operations, (group, sequence) each, has always ended before the second began."""
+        ...
+
+    def sent(self, rank: int, step: int, group: int) -> tuple[int | None, ...]:
+        """Micro-batches of what a rank has sent over an edge in a step, in order."""
         ...
 
     def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
@@ -59,6 +72,14 @@ class NoHistory:
         """Not known."""
         return None
 
+    def ends_before(self, rank: int, step: int, first: tuple[int, int], second: tuple[int, int]) -> bool | None:
+        """Not known."""
+        return None
+
+    def sent(self, rank: int, step: int, group: int) -> tuple[int | None, ...]:
+        """Not known."""
+        return ()
+
     def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
         """None are known."""
         return {}
@@ -72,24 +93,13 @@ class NoHistory:
         return frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Issued:
-    """An operation that a rank issued in an earlier step."""
-
-    group: int
-    sequence: int
-    segment: str
-    start_ns: int
-    size_bytes: int | None
-
-
 @dataclass(slots=True)
 class StoreHistory:
-    """The past as the store has it. Steps are alike: the operation of the step before, one step's count earlier."""
+    """The past as the store has it: what a rank did in its last steps (`usual`)."""
 
     store: Store
     attempt: Attempt
-    _steps: dict[tuple[int, int], list[_Issued]] = field(default_factory=dict)
+    _steps: dict[tuple[int, int], UsualSteps] = field(default_factory=dict)
     _beside: frozenset[str] | None = None
 
     def asynchronous(self) -> frozenset[str]:
@@ -109,24 +119,30 @@ class StoreHistory:
 
     def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
         """See `History`."""
-        last, before = self._issued(rank, step - 1), self._issued(rank, step - 2)
-        per_step, per_step_other = self._per_step(last, before, group), self._per_step(last, before, other)
-        if per_step is None or per_step_other is None:
-            return None
-        twin = [one for one in last if one.group == group and one.sequence == sequence - per_step]
-        if not twin:
-            return None
-        earlier = [one.sequence for one in (*before, *last) if one.group == other and one.start_ns < twin[0].start_ns]
-        return max(earlier) + per_step_other if earlier else None
+        usual = self._usual(rank, step)
+        place = usual.place(group, sequence)
+        return None if place is None else usual.issued_before(place, other)
 
     def expected_segment(self, rank: int, step: int, group: int, sequence: int) -> str | None:
         """See `History`."""
-        last, before = self._issued(rank, step - 1), self._issued(rank, step - 2)
-        per_step = self._per_step(last, before, group)
-        if per_step is None:
-            return None
-        names = [one.segment for one in last if one.group == group and one.sequence == sequence - per_step]
-        return names[0] if names else None
+        twin = self._twin(rank, step, group, sequence)
+        return None if twin is None else twin.segment
+
+    def ends_before(self, rank: int, step: int, first: tuple[int, int], second: tuple[int, int]) -> bool | None:
+        """See `History`."""
+        usual = self._usual(rank, step)
+        places = usual.place(*first), usual.place(*second)
+        return None if places[0] is None or places[1] is None else usual.ends_before(places[0], places[1])
+
+    def sent(self, rank: int, step: int, group: int) -> tuple[int | None, ...]:
+        """See `History`."""
+        rows = self.store.query(
+            f"""SELECT kind, segment_name, microbatch FROM spans
+                WHERE run = {literal(self.attempt.run)} AND rank = {rank} AND step = {step} AND "group" = {group}
+                ORDER BY sequence""",
+            attempt=self.attempt,
+        ).to_pylist()
+        return tuple(row["microbatch"] for row in rows if sends(str(row["kind"]), str(row["segment_name"])))
 
     def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
         """See `History`."""
@@ -139,13 +155,10 @@ class StoreHistory:
 
     def expected_size(self, rank: int, step: int, group: int, sequence: int) -> int | None:
         """See `History`."""
-        for before in (step, step - 1):  # an operation in flight may be of the step before the rank's own
-            last = self._issued(rank, before - 1)
-            per_step = self._per_step(last, self._issued(rank, before - 2), group)
-            if per_step is not None:
-                twin = [one.size_bytes for one in last if (one.group, one.sequence) == (group, sequence - per_step)]
-                if twin:
-                    return twin[0]
+        for own in (step, step - 1):  # an operation in flight may be of the step before the rank's own
+            twin = self._twin(rank, own, group, sequence)
+            if twin is not None and twin.size_bytes is not None:
+                return twin.size_bytes
         return None
 
     def repeated(self, step: int) -> frozenset[int]:
@@ -159,29 +172,33 @@ class StoreHistory:
         )
         return frozenset(int(rank) for rank in table["rank"].to_pylist())
 
-    @staticmethod
-    def _per_step(last: list[_Issued], before: list[_Issued], group: int) -> int | None:
-        """Operations of a group in a step, if two steps in a row had as many."""
-        counts = [Counter(one.group for one in step)[group] for step in (last, before)]
-        return counts[0] if counts[0] and counts[0] == counts[1] else None
+    def _twin(self, rank: int, step: int, group: int, sequence: int) -> Issued | None:
+        usual = self._usual(rank, step)
+        place = usual.place(group, sequence)
+        return None if place is None else usual.twin(place)
 
-    def _issued(self, rank: int, step: int) -> list[_Issued]:
+    def _usual(self, rank: int, step: int) -> UsualSteps:
         key = (rank, step)
         if key not in self._steps:
             rows = self.store.query(
-                f"""SELECT "group", sequence, segment_name, start_ns, size_bytes FROM spans
-                    WHERE run = {literal(self.attempt.run)} AND rank = {rank} AND step = {step}
-                    AND sequence IS NOT NULL AND "group" IS NOT NULL""",
+                f"""SELECT step, "group", sequence, segment_name, start_ns, duration_ns, size_bytes FROM spans
+                    WHERE run = {literal(self.attempt.run)} AND rank = {rank}
+                    AND step BETWEEN {step - PAST_STEPS} AND {step - 1}
+                    AND sequence IS NOT NULL AND "group" IS NOT NULL ORDER BY start_ns""",
                 attempt=self.attempt,
             ).to_pylist()
-            self._steps[key] = [
-                _Issued(
-                    int(row["group"]),
-                    int(row["sequence"]),
-                    str(row["segment_name"]),
-                    int(row["start_ns"]),
-                    row["size_bytes"],
+            steps: dict[int, list[Issued]] = {}
+            for row in rows:
+                start_ns = int(row["start_ns"])
+                steps.setdefault(int(row["step"]), []).append(
+                    Issued(
+                        int(row["group"]),
+                        int(row["sequence"]),
+                        str(row["segment_name"]),
+                        start_ns,
+                        None if row["duration_ns"] is None else start_ns + int(row["duration_ns"]),
+                        row["size_bytes"],
+                    )
                 )
-                for row in rows
-            ]
+            self._steps[key] = UsualSteps(steps)
         return self._steps[key]

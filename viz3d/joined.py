@@ -9,7 +9,7 @@ from .graph import WaitGraph, is_weak
 from .mismatch import Root
 from .operations import synchronises
 from .states import Flight, RankState, Snapshot
-from .streams import holding
+from .streams import Streams
 from .verdict import CulpritKind
 
 
@@ -19,7 +19,7 @@ def told_held(done: Sequence[int], sequence: int) -> str:
     return f"{who} completed number {sequence} of the group, and it has not"
 
 
-def stands_in(state: RankState, beside: frozenset[str]) -> Flight | None:
+def stands_in(state: RankState, beside: frozenset[str], streams: Streams) -> Flight | None:
     """The operation that holds a rank up: the first of those begun inside its work, or of all without any work.
 
     What was begun before the work that the rank is in, or usually runs beside work, does not. None too for a process
@@ -27,7 +27,7 @@ def stands_in(state: RankState, beside: frozenset[str]) -> Flight | None:
     """
     if not state.is_present:
         return None
-    held = holding(state)
+    held = streams.holding.get(state.rank)
     if held is not None:
         return held[0]
     is_idle = state.innermost_work() is None
@@ -43,7 +43,7 @@ def judge_joined(
     inside: dict[tuple[int, int], dict[int, Flight]] = defaultdict(dict)
     for rank in ranks:
         state = snapshot.states.get(rank)
-        flight = None if state is None else stands_in(state, beside)
+        flight = None if state is None else stands_in(state, beside, graph.streams)
         if flight is not None:
             inside[flight.group or 0, flight.sequence or 0][rank] = flight
     judged = (_judge(snapshot, graph, key, held) for key, held in inside.items())

@@ -12,14 +12,19 @@ from .mismatch import Root, deviants, find_mismatches
 from .pace import KnownPace, Pace
 from .roots import name_roots
 from .states import Snapshot
-from .stillness import Stillness, watch
+from .stillness import OF_THE_PROGRAM, Stillness, watch
+from .streams import Streams
 from .verdict import Abstention, CulpritKind, State, listed
 
-SLOW_S = 10.0
-"""From so long a wait on (or a whole step, if that is longer) somebody is said to hold the others up."""
+SLOW_S, FIRST_SLOW_S = 7.0, 10.0
+"""From so long a wait on (or a whole step, if that is longer) somebody is said to hold the others up; the second is for
+a job that has not completed a step yet."""
 
 INCONCLUSIVE_KINDS = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
 """Roots that are a suspicion at best: all have joined an operation, and nothing says why it does not complete."""
+
+MAX_ROUNDS = 4
+"""So far from ranks without data those are passed over that may wait for them."""
 
 SUSPECTED = 0.5
 """Factor on the confidence in a root that is not proven to be stuck."""
@@ -52,8 +57,9 @@ def compare_looks(
     if not later.states:
         reason = "there are no heartbeats and no snapshot of what is in flight"
         return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason),))
-    mismatches = find_mismatches(later, past)
-    graph, roots = find_roots(later, past, mismatches)
+    streams = Streams.of(later, past)
+    mismatches = find_mismatches(later, past, streams)
+    graph, roots = find_roots(later, past, mismatches, streams)
     still = watch(earlier, later, graph, pace)
     notes = _notes(later, still)
     alive = {rank for rank, state in later.states.items() if not state.has_ended}
@@ -65,7 +71,9 @@ def compare_looks(
     state, kept, more = _judge(later, roots, still, pace)
     if not kept:
         return Diagnosis(state, abstained=(*more, *notes), graph=graph)
-    whole = build_graph(later, past.asynchronous(), deviants(mismatches)) if graph.unheard else graph
+    whole = graph
+    if graph.unheard:
+        whole = build_graph(later, past.asynchronous(), deviants(mismatches), streams=streams)
     waiting = frozenset(whole.waiting()) | {rank for root in kept for rank in _held_up(root, later, graph)}
     accused = {rank for root in kept for rank in root.ranks}
     explained = _explained(whole, accused, frozenset(later.missing) - accused)
@@ -87,7 +95,9 @@ def _explained(graph: WaitGraph, accused: set[int], silent: frozenset[int]) -> f
     return frozenset(reached | waiters.waiting_for(accused | passing))
 
 
-def find_roots(snapshot: Snapshot, history: History, mismatches: Sequence[Root]) -> tuple[WaitGraph, list[Root]]:
+def find_roots(
+    snapshot: Snapshot, history: History, mismatches: Sequence[Root], streams: Streams | None = None
+) -> tuple[WaitGraph, list[Root]]:
     """The graph of waits and its roots; ranks without data are accused only where the others do not explain the stall.
 
     First all of them are excused, then those whose host is heard of through ranks beside them; and in any case those
@@ -97,11 +107,43 @@ def find_roots(snapshot: Snapshot, history: History, mismatches: Sequence[Root])
     heard = {snapshot.hosts[rank] for rank in snapshot.states if rank in snapshot.hosts}
     beside = frozenset(rank for rank in silent if snapshot.hosts.get(rank) in heard)
     for excused in dict.fromkeys((silent, beside, beside & snapshot.never_heard)):
-        graph = build_graph(snapshot, history.asynchronous(), deviants(mismatches), excused)
-        roots = name_roots(snapshot, graph, history, mismatches)
-        if any(root.kind not in INCONCLUSIVE_KINDS for root in roots):
-            break
-    return graph, roots
+        graph, roots = _roots(snapshot, history, mismatches, streams, excused)
+        if _is_firm(roots):
+            return graph, roots
+    return _without_their_waiters(snapshot, history, mismatches, streams, graph) or (graph, roots)
+
+
+def _roots(
+    snapshot: Snapshot,
+    history: History,
+    mismatches: Sequence[Root],
+    streams: Streams | None,
+    excused: frozenset[int],
+) -> tuple[WaitGraph, list[Root]]:
+    graph = build_graph(snapshot, history.asynchronous(), deviants(mismatches), excused, streams)
+    return graph, name_roots(snapshot, graph, history, mismatches)
+
+
+def _is_firm(roots: Sequence[Root]) -> bool:
+    return any(root.kind not in INCONCLUSIVE_KINDS for root in roots)
+
+
+def _without_their_waiters(
+    snapshot: Snapshot, history: History, mismatches: Sequence[Root], streams: Streams | None, graph: WaitGraph
+) -> tuple[WaitGraph, list[Root]] | None:
+    """What there is without those that may wait for a rank without data: who waits for each other beside them is stuck
+    whatever that rank does. None if nothing is."""
+    excused = graph.unheard
+    for _ in range(MAX_ROUNDS):
+        unsure = {rank for one in graph.joined.values() if not excused.isdisjoint(one.members) for rank in one.members}
+        more = excused | (unsure - graph.waiting())
+        if more == excused:
+            return None
+        excused = more
+        graph, roots = _roots(snapshot, history, mismatches, streams, excused)
+        if _is_firm(roots):
+            return graph, roots
+    return None
 
 
 def _held_up(root: Root, snapshot: Snapshot, graph: WaitGraph) -> set[int]:
@@ -116,7 +158,7 @@ def _judge(
     later: Snapshot, roots: Sequence[Root], still: Stillness, pace: Pace
 ) -> tuple[State, list[Root], list[Abstention]]:
     """What the job is doing, the roots that are named for it, and what is to be said of that."""
-    firm = [root for root in roots if root.kind not in INCONCLUSIVE_KINDS]
+    firm = [root for root in roots if root.kind not in INCONCLUSIVE_KINDS and not _is_undone(root, still)]
     if not firm:
         return (State.RUNNING, [], []) if still.moved else (State.INCONCLUSIVE, list(roots), [])
     stuck = [root for root in firm if still.is_stuck(root)]
@@ -131,11 +173,16 @@ def _judge(
         )
         return State.INCONCLUSIVE, suspects, [Abstention("clocks", reason)]
     step_s = pace.step_s()
-    if still.longest_wait_s() >= max(SLOW_S, step_s or 0.0):
+    if still.longest_wait_s() >= (FIRST_SLOW_S if step_s is None else max(SLOW_S, step_s)):
         return State.SLOW, suspects, [_why_not_stuck(firm[0], still)]
     if not still.moved and step_s is None:
         return State.INCONCLUSIVE, [], [Abstention("steps", "it is still starting: no step has been completed yet")]
     return State.RUNNING, [], []
+
+
+def _is_undone(root: Root, still: Stillness) -> bool:
+    """Whether a root is of the program itself, and yet one of its ranks moved: only looks of other moments made it."""
+    return root.kind in OF_THE_PROGRAM and still.has_moved(root)
 
 
 def _suspected(root: Root) -> Root:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .history import History
-from .states import Flight, RankState, Snapshot
-from .streams import recorded
+from .states import Snapshot
+from .streams import Streams
 from .verdict import CulpritKind
 
 
@@ -26,14 +26,15 @@ class Root:
     why: str = ""
 
 
-def find_mismatches(snapshot: Snapshot, history: History) -> list[Root]:
+def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | None = None) -> list[Root]:
     """Members of a collective that are in it under different names: the ones that history or the majority contradicts.
 
     A rank whose operation is the one that should come next left out the one before it.
     """
+    heads = (Streams.of(snapshot) if streams is None else streams).recorded
     names: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for state in snapshot.states.values():
-        for flight in recorded(state) or state.flights:
+        for flight in heads.get(state.rank, state.flights):
             if flight.communicates and flight.kind == "collective" and state.is_present:
                 assert flight.group is not None
                 assert flight.sequence is not None
@@ -131,58 +132,6 @@ def _places(snapshot: Snapshot, by_name: dict[str, list[int]], group: int, seque
     return ", ".join(f"{' and '.join(sorted(own))} ({name})" for name, own in sorted(places.items()))
 
 
-class Programs:
-    """What ranks have issued at the points of their steps, against their own past and ranks in the same place."""
-
-    def __init__(self, snapshot: Snapshot, history: History) -> None:
-        self._snapshot, self._history = snapshot, history
-        self._group_of: dict[tuple[int, str], int] = {
-            (member, name.kind): number for number, name in snapshot.groups.items() for member in name.ranks
-        }
-        self._of_stage: dict[int, list[RankState]] = defaultdict(list)
-        for rank, state in snapshot.states.items():
-            self._of_stage[snapshot.stage_of(rank)].append(state)
-
-    def went_past(self, rank: int, group: int) -> bool:
-        """Whether a rank is at a point of its step that it usually reaches with more operations issued in ``group``.
-
-        Its earlier steps tell how many; where there are none, ranks that hold the same place in other groups do.
-        """
-        state = self._snapshot.states[rank]
-        for own in state.flights:
-            if own.group is None or own.sequence is None or own.group == group or own.kind != "collective":
-                continue
-            if state.step is not None:
-                expected = self._history.expected_issued(rank, state.step, own.group, own.sequence, group)
-                if expected is not None:
-                    return state.issued(group) < expected
-            if self._peers_are_ahead(state, group, own):
-                return True
-        return False
-
-    def _peers_are_ahead(self, state: RankState, group: int, own: Flight) -> bool:
-        """Whether most ranks of the same stage that stand at the same point, in ``own``, issued more in such groups.
-
-        Ranks that have completed it went on since, and ranks that have not come to it yet may still issue more
-        before it.
-        """
-        groups = self._snapshot.groups
-        name, own_name = groups.get(group), groups.get(own.group or 0)
-        if name is None or own_name is None or own.sequence is None:
-            return False
-        inside = frozenset(name.ranks)
-        ahead = peers = 0
-        for theirs in self._of_stage[self._snapshot.stage_of(state.rank)]:
-            there = self._group_of.get((theirs.rank, name.kind))
-            here = self._group_of.get((theirs.rank, own_name.kind))
-            if theirs.rank in inside or there is None or here is None:
-                continue
-            if theirs.completed(here) < own.sequence <= theirs.issued(here):
-                peers += 1
-                ahead += theirs.issued(there) > state.issued(group)
-        return 2 * ahead > peers
-
-
 def deviants(mismatches: Iterable[Root]) -> Mapping[tuple[int, int], tuple[int, ...]]:
     """Who is in a collective with another operation than the rest, by (group, sequence): for `build_graph`."""
     return {
@@ -190,25 +139,3 @@ def deviants(mismatches: Iterable[Root]) -> Mapping[tuple[int, int], tuple[int, 
         for root in mismatches
         if root.group is not None and root.sequence is not None
     }
-
-
-def find_skipped(snapshot: Snapshot, history: History, ranks: Iterable[int]) -> list[Root]:
-    """Ranks, of the given ones, that left out a collective although their group still seems in step.
-
-    Only groups in which the rank has something in flight are looked at: for others its progress may be older than
-    what is in flight.
-    """
-    roots = []
-    programs = Programs(snapshot, history)
-    for rank in ranks:
-        state = snapshot.states.get(rank)
-        flights = [] if state is None else [flight for flight in state.flights if flight.kind == "collective"]
-        for group in dict.fromkeys(flight.group for flight in flights if flight.group is not None):
-            if programs.went_past(rank, group):
-                first = min((flight for flight in flights if flight.group == group), key=lambda one: one.sequence or 0)
-                why = "it is past a point of its step that it usually reaches with one operation more in the group"
-                roots.append(
-                    Root((rank,), CulpritKind.MISSING_CALL, 0.8, first.segment, group, first.sequence, why=why)
-                )
-                break
-    return roots

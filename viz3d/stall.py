@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..collectors.store import Attempt, Store
 from .actions import parse_actions
+from .stillness import STUCK_S
 
 STILL_OPEN_NS = 10 * 10**9
 """A stall that was closed so shortly before the end was closed by the end: ranks that are interrupted move."""
@@ -25,6 +26,29 @@ def stalled_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
         return None
     looks = [int(one["moment_ns"]) for one in parse_actions(rows[0]["actions"]) if one.get("action") == "snapshot"]
     return _before_next_change(store, attempt, max(looks, default=int(rows[0]["opened_ns"])))
+
+
+def still_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
+    """The last moment before an end at which all ranks had done nothing for `STUCK_S`; None if any of them had.
+
+    For a stall of which no agent opened an incident, as in the first steps of a job, whose pace it has not learned yet.
+    """
+    row = store.query(
+        f"""WITH alive AS (
+            SELECT rank, moment_ns, spans FROM heartbeats
+            WHERE moment_ns < {end_ns} AND process_state NOT IN ('exited', 'gone', 'zombie')
+        ), newest AS (
+            SELECT rank, max(moment_ns) AS last_ns, arg_max(spans, moment_ns) AS spans FROM alive GROUP BY rank
+        ), since AS (
+            SELECT rank, last_ns, min(moment_ns) FILTER (alive.spans = newest.spans) AS since_ns
+            FROM alive JOIN newest USING (rank) GROUP BY rank, last_ns
+        )
+        SELECT min(last_ns) AS last_ns, max(since_ns) AS since_ns, count(*) - count(since_ns) AS unknown FROM since""",
+        attempt=attempt,
+    ).to_pylist()[0]
+    if row["last_ns"] is None or row["unknown"]:
+        return None
+    return int(row["last_ns"]) if row["last_ns"] - row["since_ns"] >= STUCK_S * 1e9 else None
 
 
 def _before_next_change(store: Store, attempt: Attempt, look_ns: int) -> int:

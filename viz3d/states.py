@@ -85,6 +85,12 @@ class RankState:
         work = [flight for flight in self.flights if flight.kind not in WAITING_KINDS]
         return max(work, key=lambda flight: flight.begun_ns or 0, default=None)
 
+    @property
+    def works_in(self) -> str | None:
+        """Name of the innermost work that is open."""
+        work = self.innermost_work()
+        return None if work is None else work.segment
+
     def enclosing(self, flight: Flight) -> Flight | None:
         """The innermost work that was open when a flight of the rank was begun."""
         begun_ns = flight.begun_ns or 0

@@ -63,18 +63,23 @@ class Stillness:
         states = [self.later.states.get(rank) for rank in root.ranks]
         if root.kind == CulpritKind.DEAD and all(state is not None and state.is_dead for state in states):
             return True
-        if self.has_moved(root):
+        if self.has_moved(root) or not self._was_so(root):
             return False
         if any(state is not None and state.rank not in self.seen_twice for state in states):
             return False
         return self.stood_s(root) >= self.needed_s(root)
 
+    def _was_so(self, root: Root) -> bool:
+        """Whether a device lagged behind those of its group at the earlier look too: hosts differ in when they look."""
+        if root.kind != CulpritKind.DEVICE_STUCK or root.group is None or root.sequence is None:
+            return True
+        return any(state.completed(root.group) >= root.sequence for state in self.earlier.states.values())
+
     def stood_s(self, root: Root) -> float:
-        """How long a root has stood still at least, seconds."""
-        return min(
-            self._unmoved_s(self.later.states[rank]) if rank in self.later.states else self.missed_s.get(rank, 0.0)
-            for rank in root.ranks
-        )
+        """How long a root has stood still at least, seconds; ranks without data are missed as long as any of them."""
+        silent = [self.missed_s.get(rank, 0.0) for rank in root.ranks if rank not in self.later.states]
+        heard = [self._unmoved_s(self.later.states[rank]) for rank in root.ranks if rank in self.later.states]
+        return min([*heard, *([max(silent)] if silent else [])])
 
     def _unmoved_s(self, state: RankState) -> float:
         """Since it last completed or began something; at least the time between the two looks."""

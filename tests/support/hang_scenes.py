@@ -118,6 +118,7 @@ def cascade(mesh: Topology, culprit: int) -> Scene:
         scene.progress(rank, scene.of(inner, rank), 6 + (done > 0), 6 + (done > 0))
         if outer:
             scene.progress(rank, scene.of(outer[0], rank), 2 + (done > 1), 2 + (done > 1))
+        scene.progress(rank, group_id("world", range(mesh.world_size)), 1, 1)
         if rank in near:
             scene.work(rank, "forward")
             scene.collective(rank, inner, 7, since_s=49)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from megascope.profiler.topology import Topology
 from megascope.viz3d.looks import compare_looks
-from megascope.viz3d.states import Flight, Snapshot
-from megascope.viz3d.streams import LOST, holding
+from megascope.viz3d.states import Flight, RankState, Snapshot
+from megascope.viz3d.streams import LOST, Streams
 from megascope.viz3d.verdict import CulpritKind, State
 from support.hang_scenes import MOMENT_NS, SECOND, Scene
 
@@ -30,6 +30,11 @@ def ahead(scene: Scene, rank: int, axis: str, first: int, since_s: float = 50.0)
     state = scene.states[rank]
     known = {**state.progress, group: (first + FAR - 1, first - 1)}
     scene.states[rank] = replace(state, flights=(*state.flights, *flights), progress=known)
+
+
+def _holding(state: RankState) -> tuple[Flight, ...] | None:
+    """What holds a rank up, of a look at it alone."""
+    return Streams.of(Snapshot(MOMENT_NS, {state.rank: state}, {}, {}, {})).holding.get(state.rank)
 
 
 def behind_a_stuck_device(stuck: int) -> Scene:
@@ -87,7 +92,7 @@ def test_the_head_whose_record_is_lost_is_put_back_by_its_number() -> None:
     ahead(scene, 0, "tp", 7)
     state = scene.states[0]
     lost = replace(state, flights=state.flights[1:])
-    held = holding(lost)
+    held = _holding(lost)
     assert held is not None
     assert [(one.segment, one.sequence) for one in held] == [(LOST, 7)]
 
@@ -97,9 +102,9 @@ def test_a_rank_that_waits_for_its_first_operation_does_not_run_ahead() -> None:
     ahead(scene, 0, "tp", 7)
     state = scene.states[0]
     first = replace(state.flights[0], waiting=True)
-    assert holding(state) is not None
-    assert holding(replace(state, flights=(first, *state.flights[1:]))) is None
-    assert holding(replace(state, flights=state.flights[:1])) is None
+    assert _holding(state) is not None
+    assert _holding(replace(state, flights=(first, *state.flights[1:]))) is None
+    assert _holding(replace(state, flights=state.flights[:1])) is None
 
 
 @given(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=2))

@@ -1,0 +1,71 @@
+"""A rank's usual step, read from its last ones: where an operation belongs, and what comes before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megascope.viz3d.usual import REACH_STEPS, Issued, Place, UsualSteps
+
+GROUPS = (11, 12, 13)
+PROGRAMS = st.lists(st.sampled_from(GROUPS), min_size=2, max_size=8)
+
+
+def recorded(program: list[int], steps: int, evaluation_in: int | None = None) -> list[list[Issued]]:
+    """What a rank issues step by step: its program, and in one step two more operations of the first group."""
+    counts = dict.fromkeys(GROUPS, 0)
+    every = []
+    for step in range(steps):
+        own = [*program, *([program[0]] * 2 if step == evaluation_in else [])]
+        issued = []
+        for place, group in enumerate(own):
+            counts[group] += 1
+            start = 1_000_000_000 * step + 1_000_000 * place
+            issued.append(Issued(group, counts[group], f"op{place}", start, start + 900_000, None))
+        every.append(issued)
+    return every
+
+
+@given(PROGRAMS, st.integers(0, REACH_STEPS - 1), st.sampled_from([None, 2, 3, 4]), st.data())
+def test_an_operation_to_come_is_known_by_its_twin(
+    program: list[int], ahead: int, evaluation_in: int | None, data: st.DataObject
+) -> None:
+    """Also with an evaluation among the steps that are read, the last one included."""
+    every = recorded(program, 5 + REACH_STEPS, evaluation_in)
+    usual = UsualSteps(dict(enumerate(every[:5])))
+    coming = every[5 + ahead]
+    at = data.draw(st.integers(0, len(program) - 1))
+    place = usual.place(coming[at].group, coming[at].sequence)
+    assert place is not None
+    twin = usual.twin(place)
+    assert twin is not None
+    assert (place.ahead, twin.segment) == (ahead, coming[at].segment)
+    for other in set(program) - {coming[at].group}:
+        before = [one.sequence for step in every[: 5 + ahead] for one in step if one.group == other]
+        inside = [one.sequence for one in coming[:at] if one.group == other]
+        assert usual.issued_before(place, other) == max(before + inside)
+
+
+def test_what_two_steps_in_a_row_do_not_tell_is_not_known() -> None:
+    one, two, three = recorded([11, 12], 3)
+    assert UsualSteps({0: one}).place(11, 2) is None
+    assert UsualSteps({0: one, 2: three}).place(11, 4) is None
+    usual = UsualSteps({0: one, 1: two})
+    assert usual.place(11, 2) is None  # it is recorded
+    assert usual.place(11, 3) == Place(11, 0, 0)
+    assert usual.place(11, 3 + REACH_STEPS) is None
+    assert usual.place(99, 1) is None
+
+
+def test_what_always_ends_before_another_begins_is_told_from_what_may_run_beside_it() -> None:
+    every = recorded([11, 12], 3)
+    first, second = Place(11, 0, 0), Place(12, 0, 0)
+    assert UsualSteps(dict(enumerate(every))).ends_before(first, second) is True
+    assert UsualSteps(dict(enumerate(every))).ends_before(second, first) is False
+    late = [[replace(step[0], end_ns=step[1].start_ns + 500_000), step[1]] if at == 1 else step
+            for at, step in enumerate(every)]  # fmt: skip
+    assert UsualSteps(dict(enumerate(late))).ends_before(first, second) is False
+    untimed = [[replace(step[0], end_ns=None), step[1]] for step in every]
+    assert UsualSteps(dict(enumerate(untimed))).ends_before(first, second) is None

@@ -1,0 +1,219 @@
+"""Ranks that wait for each other: someone left out a call or took it late, counts another step, or a true circle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .ends import untie
+from .graph import Operation, WaitGraph
+from .history import History
+from .joined import minority
+from .mismatch import Root
+from .programs import Programs
+from .states import Flight, Snapshot
+from .verdict import CulpritKind
+
+
+def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tuple[int, ...]) -> list[Root]:
+    """Ranks that wait for each other: someone left out a call, someone is only held up in appearance, or a circle."""
+    programs = Programs(snapshot, history)
+    missing = _missing_calls(snapshot, graph, programs, knot)
+    if missing:
+        return _replica(snapshot, missing) or missing
+    late = _late(snapshot, graph, programs, knot)
+    if late is not None:
+        return [late]
+    free, circles = untie(graph, snapshot, knot)
+    if free is not None:
+        state = snapshot.states[free]
+        confidence = 0.7 if state.innermost_work() is not None else 0.4
+        why = "what it has in flight runs beside its work and does not hold it up"
+        return [Root((free,), CulpritKind.HOST_STUCK, confidence, state.works_in, why=why)]
+    return [
+        _unsent(snapshot, graph, history, circle) or _desync(snapshot, graph, history, circle) or _circle(graph, circle)
+        for circle in circles
+    ]
+
+
+def _unsent(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
+    """A rank of a circle of receives that left out a send: what it sent since is of the micro-batches that usually come
+    one later. Counts do not tell, for its partner takes the next message for the one that it waits for."""
+    waits = [wait for rank in circle for wait in graph.waits[rank] if wait.flight.sends is False]
+    for wait in waits:
+        giver, group = wait.flight.peer, wait.operation.group
+        state = None if giver is None else snapshot.states.get(giver)
+        if giver not in circle or state is None or state.step is None:
+            continue
+        usual = history.sent(giver, state.step - 1, group)
+        flying = sorted((one for one in state.flights if one.group == group and one.sends), key=_number)
+        now = (*history.sent(giver, state.step, group), *(one.microbatch for one in flying))
+        at = next((place for place, (own, other) in enumerate(zip(now, usual, strict=False)) if own != other), None)
+        if at is None or at + 1 >= len(usual) or None in usual or now[at] != usual[at + 1]:
+            continue
+        sequence = wait.operation.sequence
+        segment = history.expected_segment(giver, state.step, group, sequence)
+        told = (", ".join(map(str, numbers)) for numbers in (now, usual))
+        why = f"in step {state.step} it has sent micro-batches {next(told)} there, where it usually sends {next(told)}"
+        return Root((giver,), CulpritKind.MISSING_CALL, 0.85, segment, group, sequence, why=why)
+    return None
+
+
+def _number(flight: Flight) -> int:
+    return flight.sequence or 0
+
+
+def _desync(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
+    """Ranks of a circle of collectives that count another step than most of it: they are not where the others are."""
+    first = next((wait for rank in circle for wait in graph.waits[rank] if wait.flight.kind == "collective"), None)
+    steps = {rank: snapshot.states[rank].step for rank in circle if rank in snapshot.states}
+    few = minority(steps)
+    if first is None or few is None:
+        return None
+    ranks, told = few
+    why = f"ranks that wait for each other are in different steps: {told}"
+    twice = history.repeated(min(step for step in steps.values() if step is not None)) & set(steps)
+    if 0 < len(twice) < len(steps):  # no vote: they ran the step before, and do it again
+        ranks, why = tuple(sorted(twice)), f"{why}; they have run a step twice"
+    own = [wait for wait in graph.waits[ranks[0]] if not wait.weak] or [first]
+    sure = 0.7 if len(ranks) < len(circle) else 0.4
+    return Root(
+        ranks, CulpritKind.ITERATION_DESYNC, sure, own[0].flight.segment, own[0].flight.group,
+        own[0].flight.sequence, why=why,
+    )  # fmt: skip
+
+
+def _circle(graph: WaitGraph, circle: tuple[int, ...]) -> Root:
+    inside = set(circle)
+    within: dict[int, list[int]] = {}  # operation -> its absent members in the circle; each operation is read once
+    waits = [
+        wait
+        for rank in circle
+        for wait in graph.waits[rank]
+        if not wait.weak and _absent_in(wait.operation, inside, within)
+    ]
+    kinds = {wait.flight.kind for wait in waits}
+    kind = CulpritKind.P2P_CYCLE if kinds == {"p2p"} else CulpritKind.ORDER_INVERSION
+    steps = [
+        f"rank {wait.rank} waits in {wait.flight.segment} #{wait.flight.sequence} for rank "
+        f"{', '.join(str(rank) for rank in _absent_in(wait.operation, inside, within)[:4])}"
+        for wait in waits[:8]
+    ]
+    return Root(circle, kind, 0.6, waits[0].flight.segment if waits else None, why="; ".join(steps))
+
+
+def _absent_in(operation: Operation, inside: set[int], known: dict[int, list[int]]) -> list[int]:
+    if id(operation) not in known:
+        known[id(operation)] = sorted(inside.intersection(operation.absent))
+    return known[id(operation)]
+
+
+def _missing_calls(snapshot: Snapshot, graph: WaitGraph, programs: Programs, knot: tuple[int, ...]) -> list[Root]:
+    """Ranks of a knot that went past an operation without it, while others wait for them there.
+
+    A rank's own earlier steps tell how many operations of the one group come before the operation of the other group
+    that it is in now; where there are none, ranks that hold the same place in other groups do.
+    """
+    inside = set(knot)
+    waits = [
+        wait for rank in knot for wait in graph.waits[rank]
+        if wait.flight.kind == "collective" or wait.flight.sends is False
+    ]  # fmt: skip
+    operations = {
+        id(wait.operation): wait.operation for wait in sorted(waits, key=lambda one: one.flight.begun_ns or 0)
+    }
+    checked: set[tuple[int, int]] = set()
+    found: dict[int, Root] = {}
+    for operation in operations.values():
+        for rank in operation.absent:
+            if rank not in inside or (rank, operation.group) in checked:
+                continue
+            checked.add((rank, operation.group))
+            state = snapshot.states[rank]
+            if state.knows(operation.group) and programs.went_past(rank, operation.group):
+                why = f"it has issued {state.issued(operation.group)} operations there, others wait in number "
+                why += f"{operation.sequence}, and it is already past that point of its step"
+                found[rank] = Root(
+                    (rank,), CulpritKind.MISSING_CALL, 0.8, operation.segment, operation.group, operation.sequence,
+                    why=why,
+                )  # fmt: skip
+    return _crosswise_or(graph, found)
+
+
+def _replica(snapshot: Snapshot, missing: Sequence[Root]) -> list[Root] | None:
+    """Calls that a whole replica seems to have left out: it counts another step than the others. None if it is none."""
+    ranks = {rank for root in missing for rank in root.ranks}
+    if len(missing) < 2 or any(root.kind != CulpritKind.MISSING_CALL for root in missing):
+        return None
+    for axis in snapshot.axes:
+        index = {snapshot.coordinates.get(rank, {}).get(axis) for rank in ranks}
+        if len(index) > 1 or None in index:
+            continue
+        there = {rank for rank in snapshot.states if snapshot.coordinates.get(rank, {}).get(axis) in index}
+        if len(there) > 1 and 2 * len(ranks) > len(there) and _are_elsewhere(snapshot, there):
+            first = missing[0]
+            why = f"all ranks that hold index {index.pop()} on {axis} are past {first.segment} without it: "
+            why += "they are not in the step in which the others are"
+            return [replace(first, ranks=tuple(sorted(there)), kind=CulpritKind.ITERATION_DESYNC, why=why)]
+    return None
+
+
+def _are_elsewhere(snapshot: Snapshot, ranks: set[int]) -> bool:
+    """Whether ranks count one step, or are in one piece of work, and none of the others is."""
+    ways = [(state.rank in ranks, state.step, state.works_in) for state in snapshot.states.values()]
+    for at in (1, 2):
+        own, others = ({way[at] for way in ways if way[0] is inside} for inside in (True, False))
+        if len(own) == 1 and own.isdisjoint(others):
+            return True
+    return False
+
+
+def _late(snapshot: Snapshot, graph: WaitGraph, programs: Programs, knot: tuple[int, ...]) -> Root | None:
+    """Ranks that run ahead and issued, after the operation that holds them up, what they usually issue before it."""
+    found: dict[int, Flight] = {}
+    for rank in knot:
+        held = graph.streams.recorded.get(rank)
+        late = None if held is None else programs.issues_late(snapshot.states[rank], held[0])
+        if late is not None:
+            found[rank] = late
+    if not found:
+        return None
+    told = "; ".join(
+        f"rank {rank} issued {late.segment} #{late.sequence} late" for rank, late in list(found.items())[:4]
+    )
+    ranks = tuple(sorted(found))
+    head = graph.streams.recorded[ranks[0]][0]
+    why = f"operations in another order than in the steps before: {told}"
+    kind = CulpritKind.P2P_CYCLE if head.kind == "p2p" else CulpritKind.ORDER_INVERSION
+    return Root(ranks, kind, 0.75, head.segment, head.group, head.sequence, why=why)
+
+
+def _crosswise_or(graph: WaitGraph, missing: Mapping[int, Root]) -> list[Root]:
+    """Calls that seem to be missing: one order inversion if they are crosswise, else each as it is."""
+    crosswise = _inverted(graph, missing)
+    return list(missing.values()) if crosswise is None else [crosswise]
+
+
+def _inverted(graph: WaitGraph, found: Mapping[int, Root]) -> Root | None:
+    """Calls that seem to be missing crosswise: each rank waits for one that waits in the call that another lacks.
+
+    Neither left out a call, for neither can come to it: they issue the operations of their groups in another order.
+    A rank that waits for those who wait for it in the call that it lacks itself needs no other to be stuck.
+    """
+    if len({root.group for root in found.values()}) < 2:
+        return None
+    stuck_in: dict[int, set[int]] = {}  # rank -> the groups in which it waits
+    for rank, waits in graph.waits.items():
+        stuck_in[rank] = {wait.operation.group for wait in waits}
+    for rank, root in found.items():
+        others = {one.group for one in found.values()} - {root.group}
+        ahead = {absent for wait in graph.waits[rank] for absent in wait.operation.absent}
+        theirs = [stuck_in.get(one, set()) for one in ahead]
+        if any(root.group in groups for groups in theirs) or not any(others & groups for groups in theirs):
+            return None
+    told = "; ".join(f"rank {rank} waits elsewhere before {root.segment} #{root.sequence}" for rank, root in
+                     list(found.items())[:4])  # fmt: skip
+    ranks = tuple(sorted(found))
+    own = next((wait.flight for wait in graph.waits[ranks[0]] if not wait.weak), None)
+    why = f"each waits for ranks that wait for the other, which are operations in another order: {told}"
+    return Root(ranks, CulpritKind.ORDER_INVERSION, 0.7, None if own is None else own.segment, why=why)

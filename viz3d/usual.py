@@ -1,0 +1,106 @@
+"""The usual step of a rank, from what it recorded: its operations in order, and which end before others begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+REACH_STEPS = 4
+"""An operation is looked for in so many steps after the last recorded one, at most."""
+
+TOLERANCE_NS = 20_000
+"""Device times are single precision: an operation that begins so little before another ends begins after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """An operation that a rank issued in an earlier step, and when it ran."""
+
+    group: int
+    sequence: int
+    segment: str
+    start_ns: int
+    end_ns: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation is in a rank's program: ``index`` (from 0) among those of its group in a step, ``ahead`` steps
+    after the last one that is recorded."""
+
+    group: int
+    index: int
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsualSteps:
+    """What a rank did in its last steps: step -> what it issued, by start; steps are alike where two in a row are.
+
+    A step that has more (an evaluation) or less than usual moves the numbers of the steps after it, not their order.
+    """
+
+    steps: Mapping[int, Sequence[Issued]]
+
+    def place(self, group: int, sequence: int) -> Place | None:
+        """The place of an operation that is not recorded yet; None where no two steps in a row tell."""
+        per_step, last = self._per_step(group), self._last(group)
+        if per_step is None or last is None or sequence <= last:
+            return None
+        ahead, index = divmod(sequence - last - 1, per_step)
+        return Place(group, index, ahead) if ahead < REACH_STEPS else None
+
+    def twin(self, place: Place) -> Issued | None:
+        """The operation at the same place of the newest usual step."""
+        step = self._usual_step(place.group)
+        return None if step is None else self._at(step, place)
+
+    def issued_before(self, place: Place, other: int) -> int | None:
+        """The last number that is issued in group ``other`` before the operation at a place, if all is as usual."""
+        per_step, last = self._per_step(other), self._last(other)
+        step = self._usual_step(place.group, other)
+        twin = None if step is None else self._at(step, place)
+        if step is None or twin is None or per_step is None or last is None:
+            return None
+        earlier = sum(one.group == other and one.start_ns < twin.start_ns for one in self.steps[step])
+        return last + place.ahead * per_step + earlier
+
+    def ends_before(self, first: Place, second: Place) -> bool | None:
+        """Whether the one operation always ends before the other begins; None where fewer than two steps tell."""
+        apart = second.ahead - first.ahead
+        told = []
+        for step in self._usual_steps(second.group):
+            one, other = self._at(step - apart, first), self._at(step, second)
+            if one is not None and other is not None and one.end_ns is not None:
+                told.append(one.end_ns <= other.start_ns + TOLERANCE_NS)
+        return all(told) if len(told) >= 2 else None
+
+    def _at(self, step: int, place: Place) -> Issued | None:
+        own = sorted(
+            (one for one in self.steps.get(step, ()) if one.group == place.group), key=lambda one: one.sequence
+        )
+        return own[place.index] if place.index < len(own) and len(own) == self._per_step(place.group) else None
+
+    def _last(self, group: int) -> int | None:
+        return max((one.sequence for own in self.steps.values() for one in own if one.group == group), default=None)
+
+    def _per_step(self, group: int) -> int | None:
+        step = self._usual_step(group)
+        return None if step is None else self._count(step, group)
+
+    def _count(self, step: int, group: int) -> int:
+        return sum(one.group == group for one in self.steps.get(step, ()))
+
+    def _usual_step(self, *groups: int) -> int | None:
+        """The newest step that has as many operations of these groups as the one before it, and any."""
+        for step in sorted(self.steps, reverse=True):
+            counts = [(self._count(step, group), self._count(step - 1, group)) for group in groups]
+            if all(own and own == before for own, before in counts):
+                return step
+        return None
+
+    def _usual_steps(self, group: int) -> list[int]:
+        """All steps that have as many operations of a group as is usual."""
+        usual = self._per_step(group)
+        return [step for step in self.steps if self._count(step, group) == usual]
