@@ -48,7 +48,7 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
     if not deaths.noted and len(first) >= len(snapshot.states) > 1:
         return Crash(Diagnosis(State.CRASHED, abstained=(_NOBODY_NOTED, _ALL_GONE)), snapshot, ())
     dead = {death.rank for death in first}
-    blamed = _killed_by_mismatch(snapshot, history, dead)
+    blamed = _killed_by_mismatch(snapshot, history, first)
     seen = _with_dead(snapshot, dead)
     graph = build_graph(seen, asynchronous, deviants(blamed))
     roots = blamed or [_death_root(death, seen, deaths, len(first)) for death in first]
@@ -124,13 +124,22 @@ def _with_dead(snapshot: Snapshot, dead: set[int]) -> Snapshot:
     return replace(snapshot, states=states, missing=tuple(rank for rank in snapshot.missing if rank not in states))
 
 
-def _killed_by_mismatch(snapshot: Snapshot, history: History, dead: set[int]) -> list[Root]:
+def _was_in_communication(snapshot: Snapshot, rank: int) -> bool:
+    """Whether a rank was last seen in an operation with others, out of which its exception may have come."""
+    state = snapshot.states.get(rank)
+    return state is not None and any(one.communicates and one.waiting is not False for one in state.flights)
+
+
+def _killed_by_mismatch(snapshot: Snapshot, history: History, first: Sequence[Death]) -> list[Root]:
     """Mismatches in the groups of ranks that died: a library may abort the rank that received what does not fit."""
+    dead = {death.rank for death in first}
     flights = [flight for rank in dead if rank in snapshot.states for flight in snapshot.states[rank].flights]
     groups = {flight.group for flight in flights if flight.group is not None}
     mismatches = [root for root in find_mismatches(snapshot, history) if root.group in groups]
     if mismatches or not groups:
         return mismatches
+    if any(death.is_exception and not _was_in_communication(snapshot, death.rank) for death in first):
+        return []
     partners = {rank for group in groups if group in snapshot.groups for rank in snapshot.groups[group].ranks}
     return find_skipped(snapshot, history, sorted(dead) + sorted(partners - dead)[:MAX_PARTNERS])
 

@@ -20,6 +20,9 @@ SAME_RAISE_NS = 100_000_000
 SILENT_S = 5.0
 """A host that is heard of twice a second, and of which nothing came for so long, is gone, or cut off."""
 
+BEATS_NS = 10**9
+"""Two heartbeats: of several silent hosts those count that were not heard of for so long before the first death."""
+
 AFTERMATH_TYPES = frozenset(
     {
         "BrokenPipeError",
@@ -142,7 +145,8 @@ def silent_hosts(store: Store, attempt: Attempt, deaths: Deaths) -> tuple[Silent
             continue
         if now_ns - last[host] >= SILENT_S * 1e9:
             found.append(SilentHost(host, tuple(int(rank) for rank in row["ranks"]), last[host]))
-    return tuple(found)
+    before = [one for one in found if first.moment_ns - one.last_ns >= BEATS_NS]
+    return tuple(before if len(found) > 1 else found)
 
 
 def _placed(store: Store, attempt: Attempt, deaths: Sequence[Death], *, noted: bool) -> Deaths:

@@ -68,7 +68,8 @@ def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
     if now_ns is not None:
         return _judge_looks(store, attempt, now_ns, is_past=True)
     deaths = load_deaths(store, attempt)
-    if deaths.all or attempt.exit_reason not in {None, "finished"}:
+    said_why = any(one.is_exception and not one.is_aftermath for one in deaths.all)
+    if not said_why and (deaths.all or attempt.exit_reason not in {None, "finished"}):
         stalled = _of_stall(store, attempt, deaths.all[0].moment_ns if deaths.all else attempt.end_ns or 0)
         if stalled is not None:
             return stalled
@@ -87,12 +88,11 @@ def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
 
 def _of_stall(store: Store, attempt: Attempt, end_ns: int) -> Judged | None:
     """What held a job up that stood still when it was ended, or ranks died; None if it went on until then."""
-    stalled_ns = stalled_before(store, attempt, end_ns)
-    if stalled_ns is not None:
-        return _judge_looks(store, attempt, stalled_ns, is_past=True)
-    still_ns = still_before(store, attempt, end_ns)
-    judged = None if still_ns is None else _judge_looks(store, attempt, still_ns, is_past=True)
-    return judged if judged is not None and judged.verdict.verdict == State.HANG else None
+    for moment_ns in (stalled_before(store, attempt, end_ns), still_before(store, attempt, end_ns)):
+        judged = None if moment_ns is None else _judge_looks(store, attempt, moment_ns, is_past=True)
+        if judged is not None and judged.verdict.verdict == State.HANG:
+            return judged
+    return None
 
 
 def _of_end(exit_reason: str | None) -> Diagnosis:

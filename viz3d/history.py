@@ -26,6 +26,10 @@ class History(Protocol):
         """Segments of communication that ranks usually let run beside their work."""
         ...
 
+    def runs_ahead(self) -> bool | None:
+        """Whether communication runs on devices, so that hosts may be ahead of it: by the clock that timed it."""
+        ...
+
     def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
         """How many operations a rank has usually issued in group ``other`` once it issues number ``sequence`` in
         ``group``, as the sequence number to be expected now in ``step``."""
@@ -39,8 +43,8 @@ class History(Protocol):
         """Whether the first of two operations, (group, sequence) each, has always ended before the second began."""
         ...
 
-    def sent(self, rank: int, step: int, group: int) -> tuple[int | None, ...]:
-        """Micro-batches of what a rank has sent over an edge in a step, in order."""
+    def sent(self, rank: int, step: int, group: int) -> Mapping[int, int | None]:
+        """What a rank has sent over an edge in a step: number -> micro-batch, in order."""
         ...
 
     def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
@@ -64,6 +68,10 @@ class NoHistory:
         """None are known."""
         return frozenset()
 
+    def runs_ahead(self) -> bool | None:
+        """Not known."""
+        return None
+
     def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
         """Not known."""
         return None
@@ -76,9 +84,9 @@ class NoHistory:
         """Not known."""
         return None
 
-    def sent(self, rank: int, step: int, group: int) -> tuple[int | None, ...]:
+    def sent(self, rank: int, step: int, group: int) -> Mapping[int, int | None]:
         """Not known."""
-        return ()
+        return {}
 
     def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
         """None are known."""
@@ -117,6 +125,15 @@ class StoreHistory:
         )
         return frozenset(str(name) for name in table["name"].to_pylist())
 
+    def runs_ahead(self) -> bool | None:
+        """See `History`."""
+        rows = self.store.query(
+            "SELECT bool_or(clock = 'device') AS is_device FROM spans WHERE kind IN ('collective', 'p2p')",
+            attempt=self.attempt,
+        ).to_pylist()
+        known = rows[0]["is_device"]
+        return None if known is None else bool(known)
+
     def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
         """See `History`."""
         usual = self._usual(rank, step)
@@ -134,15 +151,16 @@ class StoreHistory:
         places = usual.place(*first), usual.place(*second)
         return None if places[0] is None or places[1] is None else usual.ends_before(places[0], places[1])
 
-    def sent(self, rank: int, step: int, group: int) -> tuple[int | None, ...]:
+    def sent(self, rank: int, step: int, group: int) -> Mapping[int, int | None]:
         """See `History`."""
         rows = self.store.query(
-            f"""SELECT kind, segment_name, microbatch FROM spans
+            f"""SELECT kind, segment_name, sequence, microbatch FROM spans
                 WHERE run = {literal(self.attempt.run)} AND rank = {rank} AND step = {step} AND "group" = {group}
                 ORDER BY sequence""",
             attempt=self.attempt,
         ).to_pylist()
-        return tuple(row["microbatch"] for row in rows if sends(str(row["kind"]), str(row["segment_name"])))
+        own = (row for row in rows if sends(str(row["kind"]), str(row["segment_name"])))
+        return {int(row["sequence"]): row["microbatch"] for row in own if row["sequence"] is not None}
 
     def sizes(self, group: int, sequence: int) -> Mapping[int, tuple[str, int]]:
         """See `History`."""
@@ -181,7 +199,8 @@ class StoreHistory:
         key = (rank, step)
         if key not in self._steps:
             rows = self.store.query(
-                f"""SELECT step, "group", sequence, segment_name, start_ns, duration_ns, size_bytes FROM spans
+                f"""SELECT step, "group", sequence, segment_name, start_ns, duration_ns, size_bytes,
+                    coalesce(enqueue_ns, start_ns) AS issued_ns FROM spans
                     WHERE run = {literal(self.attempt.run)} AND rank = {rank}
                     AND step BETWEEN {step - PAST_STEPS} AND {step - 1}
                     AND sequence IS NOT NULL AND "group" IS NOT NULL ORDER BY start_ns""",
@@ -195,10 +214,11 @@ class StoreHistory:
                         int(row["group"]),
                         int(row["sequence"]),
                         str(row["segment_name"]),
+                        int(row["issued_ns"]),
                         start_ns,
                         None if row["duration_ns"] is None else start_ns + int(row["duration_ns"]),
                         row["size_bytes"],
                     )
                 )
-            self._steps[key] = UsualSteps(steps)
+            self._steps[key] = UsualSteps(steps, step)
         return self._steps[key]

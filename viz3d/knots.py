@@ -11,8 +11,11 @@ from .history import History
 from .joined import minority
 from .mismatch import Root
 from .programs import Programs
-from .states import Flight, Snapshot
+from .states import Snapshot
 from .verdict import CulpritKind
+
+MAX_CROSSWISE = 256
+"""More calls that seem to be missing are not held against each other."""
 
 
 def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tuple[int, ...]) -> list[Root]:
@@ -45,11 +48,18 @@ def _unsent(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tupl
         state = None if giver is None else snapshot.states.get(giver)
         if giver not in circle or state is None or state.step is None:
             continue
-        usual = history.sent(giver, state.step - 1, group)
-        flying = sorted((one for one in state.flights if one.group == group and one.sends), key=_number)
-        now = (*history.sent(giver, state.step, group), *(one.microbatch for one in flying))
+        before = history.sent(giver, state.step - 1, group)
+        flying = {
+            one.sequence: one.microbatch
+            for one in state.flights
+            if one.group == group and one.sends and one.sequence is not None
+        }
+        sent = {**history.sent(giver, state.step, group), **flying}
+        if not before or set(sent) != set(range(max(before) + 1, max(before) + 1 + len(sent))):
+            continue  # the record of one is lost
+        usual, now = [*before.values()], [sent[number] for number in sorted(sent)]
         at = next((place for place, (own, other) in enumerate(zip(now, usual, strict=False)) if own != other), None)
-        if at is None or at + 1 >= len(usual) or None in usual or now[at] != usual[at + 1]:
+        if at is None or None in usual or now[at:] != usual[at + 1 : len(now) + 1]:
             continue
         sequence = wait.operation.sequence
         segment = history.expected_segment(giver, state.step, group, sequence)
@@ -57,10 +67,6 @@ def _unsent(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tupl
         why = f"in step {state.step} it has sent micro-batches {next(told)} there, where it usually sends {next(told)}"
         return Root((giver,), CulpritKind.MISSING_CALL, 0.85, segment, group, sequence, why=why)
     return None
-
-
-def _number(flight: Flight) -> int:
-    return flight.sequence or 0
 
 
 def _desync(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
@@ -72,9 +78,12 @@ def _desync(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tupl
         return None
     ranks, told = few
     why = f"ranks that wait for each other are in different steps: {told}"
+    are_ahead = not graph.streams.holding.keys().isdisjoint(circle)  # then steps differ by how far each host is
     twice = history.repeated(min(step for step in steps.values() if step is not None)) & set(steps)
     if 0 < len(twice) < len(steps):  # no vote: they ran the step before, and do it again
         ranks, why = tuple(sorted(twice)), f"{why}; they have run a step twice"
+    elif are_ahead:
+        return None
     own = [wait for wait in graph.waits[ranks[0]] if not wait.weak] or [first]
     sure = 0.7 if len(ranks) < len(circle) else 0.4
     return Root(
@@ -143,14 +152,14 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, programs: Programs, kno
 def _replica(snapshot: Snapshot, missing: Sequence[Root]) -> list[Root] | None:
     """Calls that a whole replica seems to have left out: it counts another step than the others. None if it is none."""
     ranks = {rank for root in missing for rank in root.ranks}
-    if len(missing) < 2 or any(root.kind != CulpritKind.MISSING_CALL for root in missing):
+    if any(root.kind != CulpritKind.MISSING_CALL for root in missing):
         return None
     for axis in snapshot.axes:
         index = {snapshot.coordinates.get(rank, {}).get(axis) for rank in ranks}
         if len(index) > 1 or None in index:
             continue
         there = {rank for rank in snapshot.states if snapshot.coordinates.get(rank, {}).get(axis) in index}
-        if len(there) > 1 and 2 * len(ranks) > len(there) and _are_elsewhere(snapshot, there):
+        if 1 < len(there) < len(snapshot.states) and _are_elsewhere(snapshot, there):
             first = missing[0]
             why = f"all ranks that hold index {index.pop()} on {axis} are past {first.segment} without it: "
             why += "they are not in the step in which the others are"
@@ -170,7 +179,7 @@ def _are_elsewhere(snapshot: Snapshot, ranks: set[int]) -> bool:
 
 def _late(snapshot: Snapshot, graph: WaitGraph, programs: Programs, knot: tuple[int, ...]) -> Root | None:
     """Ranks that run ahead and issued, after the operation that holds them up, what they usually issue before it."""
-    found: dict[int, Flight] = {}
+    found: dict[int, tuple[int, int]] = {}
     for rank in knot:
         held = graph.streams.recorded.get(rank)
         late = None if held is None else programs.issues_late(snapshot.states[rank], held[0])
@@ -179,7 +188,8 @@ def _late(snapshot: Snapshot, graph: WaitGraph, programs: Programs, knot: tuple[
     if not found:
         return None
     told = "; ".join(
-        f"rank {rank} issued {late.segment} #{late.sequence} late" for rank, late in list(found.items())[:4]
+        f"rank {rank} issued number {number} of {snapshot.groups[group]} late"
+        for rank, (group, number) in list(found.items())[:4]
     )
     ranks = tuple(sorted(found))
     head = graph.streams.recorded[ranks[0]][0]
@@ -200,7 +210,7 @@ def _inverted(graph: WaitGraph, found: Mapping[int, Root]) -> Root | None:
     Neither left out a call, for neither can come to it: they issue the operations of their groups in another order.
     A rank that waits for those who wait for it in the call that it lacks itself needs no other to be stuck.
     """
-    if len({root.group for root in found.values()}) < 2:
+    if len({root.group for root in found.values()}) < 2 or len(found) > MAX_CROSSWISE:
         return None
     stuck_in: dict[int, set[int]] = {}  # rank -> the groups in which it waits
     for rank, waits in graph.waits.items():

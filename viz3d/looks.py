@@ -101,12 +101,14 @@ def find_roots(
     """The graph of waits and its roots; ranks without data are accused only where the others do not explain the stall.
 
     First all of them are excused, then those whose host is heard of through ranks beside them; and in any case those
-    of which never anything was heard though their host is: had their process died, its agent would have said so.
+    of which never anything was heard, though their host is or the job has run: they were there, and no agent was.
     """
     silent = frozenset(snapshot.missing)
     heard = {snapshot.hosts[rank] for rank in snapshot.states if rank in snapshot.hosts}
     beside = frozenset(rank for rank in silent if snapshot.hosts.get(rank) in heard)
-    for excused in dict.fromkeys((silent, beside, beside & snapshot.never_heard)):
+    has_run = any(state.step is not None for state in snapshot.states.values())
+    never = snapshot.never_heard if has_run else beside & snapshot.never_heard
+    for excused in dict.fromkeys((silent, beside | never, never)):
         graph, roots = _roots(snapshot, history, mismatches, streams, excused)
         if _is_firm(roots):
             return graph, roots
@@ -163,7 +165,8 @@ def _judge(
         return (State.RUNNING, [], []) if still.moved else (State.INCONCLUSIVE, list(roots), [])
     stuck = [root for root in firm if still.is_stuck(root)]
     if stuck:
-        doubtful = [root for root in firm if root not in stuck and not still.has_moved(root)]
+        sure = {id(root) for root in stuck}
+        doubtful = [root for root in firm if id(root) not in sure and not still.has_moved(root)]
         return State.HANG, [*stuck, *(_suspected(root) for root in doubtful)], []
     suspects = [_suspected(root) for root in firm]
     if _all_lag(later, firm):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .history import History
+from .operations import takes_equal_parts
 from .states import Snapshot
 from .streams import Streams
 from .verdict import CulpritKind
@@ -44,7 +45,9 @@ def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | Non
         if len(by_name) > 1:
             roots.append(_mismatch(snapshot, history, group, sequence, by_name))
             continue
-        root = _of_another_size(snapshot, history, group, sequence, next(iter(by_name)))
+        [segment] = by_name
+        equal = takes_equal_parts("collective", segment)
+        root = _of_another_size(snapshot, history, group, sequence, segment) if equal else None
         if root is not None:
             roots.append(root)
     return roots

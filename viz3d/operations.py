@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SYNCHRONISING = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+_EQUAL = ("allreduce", "allgather", "reducescatter", "broadcast")
 _ONE_WAY = ("forward", "backward")
 _NOT_A_LETTER = re.compile(r"[^a-z]+")
 
@@ -21,6 +22,12 @@ def synchronises(kind: str, segment: str) -> bool:
     """
     plain = _plain(segment)
     return kind == "collective" and any(word in plain for word in _SYNCHRONISING)
+
+
+def takes_equal_parts(kind: str, segment: str) -> bool:
+    """Whether all members of a collective give as many bytes; in others, such as an all-to-all, each has its own."""
+    plain = _plain(segment).removesuffix("coalesced")
+    return kind == "collective" and any(word in plain for word in _EQUAL) and not plain.endswith("v")
 
 
 def sends(kind: str, segment: str) -> bool | None:

@@ -7,31 +7,27 @@ from collections.abc import Iterable
 
 from .history import History
 from .mismatch import Root
+from .places import Places
 from .states import Flight, RankState, Snapshot
 from .verdict import CulpritKind
+
+MAX_ASKED = 512
+"""So many ranks are held against their own steps."""
 
 MAX_COMPARED = 64
 """So many ranks of a job without a past are compared with their peers."""
 
 
 class Programs:
-    """Who is past a point of its step that it usually reaches with more operations issued in some group.
-
-    What is usual is asked of the store once for all ranks of a stage: they run one program, and count alike.
-    """
+    """Who is past a point of its step that it usually reaches with more operations issued in some group."""
 
     def __init__(self, snapshot: Snapshot, history: History) -> None:
         self._snapshot, self._history = snapshot, history
-        self._group_of: dict[tuple[int, str], int] = {}
-        self._groups_of: dict[int, list[int]] = defaultdict(list)
-        for number, name in snapshot.groups.items():
-            for member in name.ranks:
-                self._group_of[member, name.kind] = number
-                self._groups_of[member].append(number)
+        self._places = Places(snapshot)
         self._of_stage: dict[int, list[RankState]] = defaultdict(list)
         for rank, state in snapshot.states.items():
             self._of_stage[snapshot.stage_of(rank)].append(state)
-        self._known: dict[tuple[object, ...], int | None] = {}
+        self._asked: set[int] = set()
         self._compared = 0
 
     def went_past(self, rank: int, group: int) -> bool:
@@ -52,35 +48,31 @@ class Programs:
         return False
 
     def expected(self, state: RankState, own: Flight, other: int) -> int | None:
-        """The last number that a rank usually has issued in group ``other`` when it issues an operation of its own."""
+        """The last number that a rank usually has issued in group ``other`` when it issues an operation of its own.
+
+        Its own steps tell, for ranks of one stage may count differently; of very many ranks the first are asked.
+        """
         if state.step is None or own.group is None or own.sequence is None:
             return None
-        key = (self._place(state.rank, own.group), own.segment, own.sequence, self._place(state.rank, other))
-        if self._known.get(key) is None:
-            self._known[key] = self._history.expected_issued(state.rank, state.step, own.group, own.sequence, other)
-        return self._known[key]
+        self._asked.add(state.rank)
+        if len(self._asked) > MAX_ASKED:
+            return None
+        return self._history.expected_issued(state.rank, state.step, own.group, own.sequence, other)
 
-    def _place(self, rank: int, group: int) -> tuple[object, ...]:
-        """What a group is to a rank: the same for all ranks of a stage."""
-        name = self._snapshot.groups.get(group)
-        if name is None:
-            return (group,)
-        stages = {self._snapshot.stage_of(member) for member in name.ranks[:2]} if len(name.ranks) == 2 else set()
-        return (self._snapshot.stage_of(rank), name.kind, *sorted(stages))
-
-    def issues_late(self, state: RankState, own: Flight) -> Flight | None:
-        """An operation that a rank has issued after one of its own, and usually issues before it; None if none."""
-        begun_ns = own.begun_ns or 0
-        for other in self._groups_of[state.rank]:
-            if other == own.group:
+    def issues_late(self, state: RankState, head: Flight) -> tuple[int, int] | None:
+        """Of a rank that runs ahead: a collective that it usually issues before the head of its stream, and has issued
+        after it, as (group, number); None if there is none. What was issued before the head is complete."""
+        flights = {(one.group, one.kind) for one in state.flights}
+        for other in self._places.groups_of(state.rank):
+            if other == head.group or (other, "collective") not in flights:
                 continue
-            after = [one for one in state.flights if one.group == other and (one.begun_ns or 0) > begun_ns]
-            first = min(after, key=lambda one: one.sequence or 0, default=None)
-            if first is None or first.sequence is None or first.kind != "collective":
-                continue
-            expected = self.expected(state, own, other)
-            if expected is not None and first.sequence <= expected:
-                return first
+            number = state.completed(other) + 1
+            if other not in state.progress:
+                later = (one.sequence for one in state.flights if one.group == other and _is_after(one, head))
+                number = min((one for one in later if one is not None), default=0)
+            expected = self.expected(state, head, other)
+            if expected is not None and 0 < number <= expected <= state.issued(other):
+                return other, number
         return None
 
     def _peers_are_ahead(self, state: RankState, group: int, own: Flight) -> bool:
@@ -96,14 +88,18 @@ class Programs:
         inside = frozenset(name.ranks)
         ahead = peers = 0
         for theirs in self._of_stage[self._snapshot.stage_of(state.rank)]:
-            there = self._group_of.get((theirs.rank, name.kind))
-            here = self._group_of.get((theirs.rank, own_name.kind))
+            there = self._places.group_at(theirs.rank, self._places.place(state.rank, group))
+            here = self._places.group_at(theirs.rank, self._places.place(state.rank, own.group or 0))
             if theirs.rank in inside or there is None or here is None:
                 continue
             if theirs.completed(here) < own.sequence <= theirs.issued(here):
                 peers += 1
                 ahead += theirs.issued(there) > state.issued(group)
         return 2 * ahead > peers
+
+
+def _is_after(one: Flight, other: Flight) -> bool:
+    return (one.begun_ns or 0) > (other.begun_ns or 0)
 
 
 def find_skipped(snapshot: Snapshot, history: History, ranks: Iterable[int]) -> list[Root]:

@@ -17,6 +17,9 @@ from .operations import synchronises
 from .states import RankState, Snapshot
 from .verdict import CulpritKind, GroupName
 
+MAX_COUNTED = 256
+"""The waiters of so many roots are counted one by one."""
+
 
 def name_roots(snapshot: Snapshot, graph: WaitGraph, history: History, mismatches: Sequence[Root] = ()) -> list[Root]:
     """All roots of a snapshot in which nothing moves; the one with the most waiters first.
@@ -40,9 +43,16 @@ def name_roots(snapshot: Snapshot, graph: WaitGraph, history: History, mismatche
     roots += _asymmetric(snapshot, graph, history.asynchronous(), named)
     if not roots:
         roots = _unfinished(graph, snapshot)
-    waiters = Waiters.of(graph)
-    counted = [replace(root, waiters=len(waiters.waiting_for(root.ranks))) for root in roots]
+    counted = _counted(roots, Waiters.of(graph))
     return sorted(counted, key=lambda root: (-root.waiters, -root.confidence, root.ranks))
+
+
+def _counted(roots: Sequence[Root], waiters: Waiters) -> list[Root]:
+    """Roots with how many ranks wait for each; of very many, how many wait for any of them."""
+    if len(roots) <= MAX_COUNTED:
+        return [replace(root, waiters=len(waiters.waiting_for(root.ranks))) for root in roots]
+    together = len(waiters.waiting_for(rank for root in roots for rank in root.ranks))
+    return [replace(root, waiters=together) for root in roots]
 
 
 def _by_silent_host(snapshot: Snapshot, roots: Iterable[Root]) -> Iterator[Root]:

@@ -184,8 +184,10 @@ def _flight(row: Mapping[str, Any]) -> Flight:
 
 
 def _frozen_looks(store: Store, attempt: Attempt, job: _Job, moment_ns: int | None) -> tuple[Snapshot, Snapshot]:
-    """The snapshots of the newest incident; both the same where it has only one."""
-    rows = store.query("SELECT incident, opened_ns, actions FROM incidents", attempt=attempt).to_pylist()
+    """The snapshots of the newest incident that has any; both the same where it has only one."""
+    rows = store.query(
+        "SELECT incident, opened_ns, actions FROM incidents SEMI JOIN in_flight USING (incident)", attempt=attempt
+    ).to_pylist()
     known = [row for row in rows if moment_ns is None or int(row["opened_ns"]) <= moment_ns]
     if not known:
         return _snapshot(job, {}), _snapshot(job, {})

@@ -10,6 +10,10 @@ STILL_OPEN_NS = 10 * 10**9
 """A stall that was closed so shortly before the end was closed by the end: ranks that are interrupted move."""
 
 
+LAST_NS = 60 * 10**9
+"""A stall whose last still moment is longer before the end was over, though nobody may have closed its incident."""
+
+
 def stalled_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
     """If the job was stalled when it was ended, or ranks died: the last moment before anything changed; else None.
 
@@ -25,30 +29,36 @@ def stalled_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
     if not rows:
         return None
     looks = [int(one["moment_ns"]) for one in parse_actions(rows[0]["actions"]) if one.get("action") == "snapshot"]
-    return _before_next_change(store, attempt, max(looks, default=int(rows[0]["opened_ns"])))
+    moment_ns = _before_next_change(store, attempt, max(looks, default=int(rows[0]["opened_ns"])))
+    return moment_ns if end_ns - moment_ns <= LAST_NS else None
 
 
 def still_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
-    """The last moment before an end at which all ranks had done nothing for `STUCK_S`; None if any of them had.
+    """The last moment before an end until which all ranks had done nothing for `STUCK_S` at the same time, and after
+    which none has come to another step; None if there is none.
 
     For a stall of which no agent opened an incident, as in the first steps of a job, whose pace it has not learned yet.
+    What a rank does in the last `STILL_OPEN_NS` may be the end itself.
     """
     row = store.query(
         f"""WITH alive AS (
-            SELECT rank, moment_ns, spans FROM heartbeats
+            SELECT rank, spans, step, moment_ns FROM heartbeats
             WHERE moment_ns < {end_ns} AND process_state NOT IN ('exited', 'gone', 'zombie')
+        ), rests AS (
+            SELECT rank, max(step) AS step, max(moment_ns) AS until_ns, min(moment_ns) AS since_ns FROM alive
+            WHERE spans IS NOT NULL GROUP BY rank, spans
         ), newest AS (
-            SELECT rank, max(moment_ns) AS last_ns, arg_max(spans, moment_ns) AS spans FROM alive GROUP BY rank
-        ), since AS (
-            SELECT rank, last_ns, min(moment_ns) FILTER (alive.spans = newest.spans) AS since_ns
-            FROM alive JOIN newest USING (rank) GROUP BY rank, last_ns
-        )
-        SELECT min(last_ns) AS last_ns, max(since_ns) AS since_ns, count(*) - count(since_ns) AS unknown FROM since""",
+            SELECT rank, max_by(rests, until_ns) AS rest FROM rests
+            WHERE until_ns - since_ns >= {STUCK_S * 1e9} AND until_ns >= {end_ns - STILL_OPEN_NS} GROUP BY rank
+        ), last AS (SELECT rank, max(step) AS step FROM alive GROUP BY rank)
+        SELECT min(rest.until_ns) AS until_ns, max(rest.since_ns) AS since_ns,
+            count(*) FILTER (rest IS NULL OR rest.step IS DISTINCT FROM last.step) AS moving
+        FROM last LEFT JOIN newest USING (rank)""",
         attempt=attempt,
     ).to_pylist()[0]
-    if row["last_ns"] is None or row["unknown"]:
+    if row["until_ns"] is None or row["moving"] or row["until_ns"] - row["since_ns"] < STUCK_S * 1e9:
         return None
-    return int(row["last_ns"]) if row["last_ns"] - row["since_ns"] >= STUCK_S * 1e9 else None
+    return int(row["until_ns"])
 
 
 def _before_next_change(store: Store, attempt: Attempt, look_ns: int) -> int:

@@ -76,7 +76,10 @@ class Stillness:
         return any(state.completed(root.group) >= root.sequence for state in self.earlier.states.values())
 
     def stood_s(self, root: Root) -> float:
-        """How long a root has stood still at least, seconds; ranks without data are missed as long as any of them."""
+        """How long a root has stood still at least, seconds: in its own work not longer than anybody waits, and without
+        data as long as any of its ranks is missed."""
+        if root.kind == CulpritKind.HOST_STUCK:
+            return min(self.longest_wait_s(), *(self._unmoved_s(self.later.states[rank]) for rank in root.ranks))
         silent = [self.missed_s.get(rank, 0.0) for rank in root.ranks if rank not in self.later.states]
         heard = [self._unmoved_s(self.later.states[rank]) for rank in root.ranks if rank in self.later.states]
         return min([*heard, *([max(silent)] if silent else [])])

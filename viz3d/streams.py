@@ -12,14 +12,12 @@ from itertools import takewhile
 
 from ..profiler.vocabulary import SegmentKind
 from .history import History, NoHistory
-from .operations import is_one_way
+from .operations import is_one_way, sends
+from .places import Place, Places
 from .states import Flight, RankState, Snapshot
 
 LOST = "an operation whose record is lost"
 """Name of an operation that is known by its number alone."""
-
-WITNESSES = 2
-"""So many ranks of a stage are asked whether one operation usually ends before another begins; they run one program."""
 
 
 def in_order(state: RankState) -> list[Flight]:
@@ -33,7 +31,9 @@ def _issued(state: RankState) -> list[Flight]:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """By rank whose host runs ahead: the head of its stream, and what its host itself waits for.
+    """By rank whose host runs ahead: the head of its stream, and what its host waits for beside it.
+
+    There are none where communication is timed on the host's clock: then hosts do it themselves, as with gloo.
 
     ``holding`` has, in place of the head, an operation before it that is not complete and of which the record is lost.
     """
@@ -44,7 +44,10 @@ class Streams:
     @classmethod
     def of(cls, snapshot: Snapshot, history: History | None = None) -> Streams:
         """The streams of all ranks of a snapshot."""
-        order = _Order(snapshot, history or NoHistory())
+        past = history or NoHistory()
+        if past.runs_ahead() is False:
+            return cls()
+        order = _Order(snapshot, past)
         found = ((state, order.held(state)) for state in snapshot.states.values())
         recorded = {state.rank: held for state, held in found if held is not None}
         holding = {rank: (order.put_back(snapshot.states[rank], held[0]), *held[1:]) for rank, held in recorded.items()}
@@ -57,19 +60,24 @@ class _Order:
 
     snapshot: Snapshot
     history: History
-    _told: dict[tuple[object, ...], list[bool]] = field(default_factory=dict)
+    _told: dict[tuple[object, ...], bool | None] = field(default_factory=dict)
+    _places: Places | None = None
+
+    @property
+    def places(self) -> Places:
+        """The places of the snapshot's ranks, made when they are first needed."""
+        if self._places is None:
+            self._places = Places(self.snapshot)
+        return self._places
 
     def held(self, state: RankState) -> tuple[Flight, ...] | None:
-        """The head of a stream and what the host waits for; None where nothing shows that the host is ahead."""
+        """The head of a stream, and what the host waits for beside it; None where nothing shows that it is ahead."""
         flying = in_order(state)
         own = takewhile(lambda one: one.waiting is not True, flying)
-        head = next((one for one in own if self._passed_by(state, one)), None)
-        if head is None:
-            if not _is_ahead(state, flying):
-                return None
-            head = flying[0]
-        behind = (one for one in flying if one.waiting is True and one is not head)
-        return head, *(one for one in behind if self._needs(state, head, one) is not True)
+        if not _is_ahead(state, flying) and not any(self._passed_by(state, one) for one in own):
+            return None
+        awaited = (one for one in flying[1:] if one.waiting is True)
+        return flying[0], *(one for one in awaited if not self._needs(state, flying[0], one))
 
     def _passed_by(self, state: RankState, head: Flight) -> bool:
         """Whether the host has issued what usually begins after the end of an operation that is not complete."""
@@ -94,10 +102,23 @@ class _Order:
         recorded = {(one.group, one.sequence) for one in state.flights}
         for group, (issued, completed) in state.progress.items():
             first = completed + 1
-            is_lost = group != head.group and first <= issued and (group, first) not in recorded
-            if is_lost and self._is_collective(group) and self._comes_before(state, group, first, head):
-                return replace(head, segment=LOST, kind="collective", group=group, sequence=first, peer=None)
+            if group == head.group or first > issued or (group, first) in recorded:
+                continue
+            if self._comes_before(state, group, first, head) and (lost := self._lost(state, head, group, first)):
+                return lost
         return head
+
+    def _lost(self, state: RankState, head: Flight, group: int, sequence: int) -> Flight | None:
+        """An operation of which the record is lost, if it is one that can hold a rank up; None for a send."""
+        name = self.snapshot.groups.get(group)
+        lost = replace(head, segment=LOST, kind="collective", group=group, sequence=sequence, peer=None)
+        if name is None or self._is_collective(group):
+            return None if name is None else lost
+        usual = self.history.expected_segment(state.rank, state.step or 0, group, sequence)
+        if usual is None or sends("p2p", usual) is not False or len(name.ranks) != 2:
+            return None
+        peer = next(rank for rank in name.ranks if rank != state.rank)
+        return replace(lost, kind="p2p", segment=usual, peer=peer)
 
     def _counts_in_order(self, head: Flight) -> bool:
         """Whether operations of the head's group complete in the order of their numbers: not of both directions."""
@@ -120,22 +141,24 @@ class _Order:
 
     def _needs(self, state: RankState, first: Flight, second: Flight) -> bool | None:
         """Whether, by their past, ranks of the stage begin the second operation only when the first has ended."""
-        if state.step is None or first.group is None or second.group is None:
+        if first.group is None or second.group is None:
             return None
-        kinds = (self.snapshot.groups.get(first.group), self.snapshot.groups.get(second.group))
-        key = (
-            self.snapshot.stage_of(state.rank), *(one and one.kind for one in kinds),
-            first.segment, first.microbatch, second.segment, second.microbatch,
-        )  # fmt: skip
-        told = self._told.setdefault(key, [])
-        if len(told) < WITNESSES:
-            own = self.history.ends_before(
-                state.rank, state.step, (first.group, first.sequence or 0), (second.group, second.sequence or 0)
-            )
-            if own is None:
-                return all(told) if told else None
-            told.append(own)
-        return all(told)
+        places = self.places.place(state.rank, first.group), self.places.place(state.rank, second.group)
+        key = (*places, first.segment, first.microbatch, second.segment, second.microbatch)
+        if key not in self._told:
+            numbers = first.sequence or 0, second.sequence or 0
+            answers = (self._ask(rank, places, numbers) for rank in self.places.witnesses(state.rank))
+            known = [one for one in answers if one is not None]
+            self._told[key] = all(known) if known else None
+        return self._told[key]
+
+    def _ask(self, rank: int, places: tuple[Place, Place], numbers: tuple[int, int]) -> bool | None:
+        """The same of the operations with these numbers in the groups of another rank of the stage."""
+        state = self.snapshot.states.get(rank)
+        groups = [self.places.group_at(rank, place) for place in places]
+        if state is None or state.step is None or groups[0] is None or groups[1] is None:
+            return None
+        return self.history.ends_before(rank, state.step, (groups[0], numbers[0]), (groups[1], numbers[1]))
 
 
 def _depends(received: Flight, sent: Flight) -> bool:

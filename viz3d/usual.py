@@ -14,11 +14,12 @@ TOLERANCE_NS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """An operation that a rank issued in an earlier step, and when it ran."""
+    """An operation that a rank issued in an earlier step: when its host did, and when it ran."""
 
     group: int
     sequence: int
     segment: str
+    issued_ns: int
     start_ns: int
     end_ns: int | None
     size_bytes: int | None
@@ -36,20 +37,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class UsualSteps:
-    """What a rank did in its last steps: step -> what it issued, by start; steps are alike where two in a row are.
+    """What a rank did in its last steps before ``now``: step -> what it issued; steps are alike where two in a row are.
 
     A step that has more (an evaluation) or less than usual moves the numbers of the steps after it, not their order.
     """
 
     steps: Mapping[int, Sequence[Issued]]
+    now: int
 
     def place(self, group: int, sequence: int) -> Place | None:
-        """The place of an operation that is not recorded yet; None where no two steps in a row tell."""
+        """The place of an operation that is not recorded yet; None where no two steps in a row tell, and for one that
+        would belong to a later step than the rank is in: more was issued in this step than is usual."""
         per_step, last = self._per_step(group), self._last(group)
         if per_step is None or last is None or sequence <= last:
             return None
         ahead, index = divmod(sequence - last - 1, per_step)
-        return Place(group, index, ahead) if ahead < REACH_STEPS else None
+        return Place(group, index, ahead) if ahead < min(REACH_STEPS, self.now - max(self.steps)) else None
 
     def twin(self, place: Place) -> Issued | None:
         """The operation at the same place of the newest usual step."""
@@ -63,7 +66,7 @@ class UsualSteps:
         twin = None if step is None else self._at(step, place)
         if step is None or twin is None or per_step is None or last is None:
             return None
-        earlier = sum(one.group == other and one.start_ns < twin.start_ns for one in self.steps[step])
+        earlier = sum(one.group == other and one.issued_ns < twin.issued_ns for one in self.steps[step])
         return last + place.ahead * per_step + earlier
 
     def ends_before(self, first: Place, second: Place) -> bool | None:
@@ -83,7 +86,16 @@ class UsualSteps:
         return own[place.index] if place.index < len(own) and len(own) == self._per_step(place.group) else None
 
     def _last(self, group: int) -> int | None:
-        return max((one.sequence for own in self.steps.values() for one in own if one.group == group), default=None)
+        """The number up to which a group's operations are done with the recorded steps.
+
+        A step after the last whole one that has fewer of them counts as whole: the rank went past it, and is short.
+        """
+        usual = self._per_step(group)
+        whole = [step for step in self.steps if usual is not None and self._count(step, group) >= usual]
+        if usual is None or not whole:
+            return None
+        short = sum(step > max(whole) for step in self.steps)
+        return max(one.sequence for one in self.steps[max(whole)] if one.group == group) + short * usual
 
     def _per_step(self, group: int) -> int | None:
         step = self._usual_step(group)

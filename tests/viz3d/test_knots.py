@@ -35,7 +35,7 @@ class Past(NoHistory):
         return self.order.index(names[0]) < self.order.index(names[1])
 
     def _name(self, rank: int, key: tuple[int, int]) -> str:
-        return next(one.segment for one in self.scene.states[rank].flights if (one.group, one.sequence) == key)
+        return next((one.segment for one in self.scene.states[rank].flights if (one.group, one.sequence) == key), "")
 
 
 def in_flight(scene: Scene, rank: int, segment: str, kind: str, sequence: int, since_s: float, **more: object) -> None:
@@ -176,3 +176,44 @@ def test_a_lost_record_before_a_message_is_put_back() -> None:
     look: Snapshot = scene.snapshot()
     held = Streams.of(look, Past(scene, {"dp": 7})).holding[0]
     assert (held[0].segment, held[0].group, held[0].sequence) == (LOST, group, 7)
+
+
+def test_hosts_that_communicate_themselves_do_not_run_ahead() -> None:
+    """With gloo a receive posted ahead and a reduction under way hold nobody up: rank 0 is stuck in its own work."""
+
+    class OnHost(Past):
+        def runs_ahead(self) -> bool | None:
+            return False
+
+    scene = Scene(Topology.of(pp=2, dp=2))
+    scene.work(0, "forward")
+    edge = scene.group("pp_backward", (0, 2))
+    posted = Flight("recv_backward", "p2p", edge, 5, 2, begun_ns=MOMENT_NS - 70 * SECOND, waiting=False)
+    scene.states[0] = replace(scene.states[0], flights=(*scene.states[0].flights, posted))
+    in_flight(scene, 0, "dp_reduce", "dp", 8, 65)
+    scene.message(2, "recv", 0, 6)
+    in_flight(scene, 1, "dp_reduce", "dp", 8, 65, waiting=True)
+    diagnosis = compare_looks(*scene.looks(), OnHost(scene))
+    assert [root.ranks for root in diagnosis.roots] == [(0,)]
+    assert diagnosis.roots[0].kind == CulpritKind.HOST_STUCK
+
+
+def test_operations_whose_parts_may_differ_are_no_mismatch() -> None:
+    """Three ranks are in an all-to-all, each with its own number of bytes; the fourth is stuck in its own work."""
+    scene = Scene(Topology.of(dp=4))
+    scene.work(3, "data", kind="data")
+    scene.progress(3, scene.of("dp", 3), 6, 6)
+    for rank in range(3):
+        scene.collective(rank, "dp", 7, "ep_all_to_all")
+        state = scene.states[rank]
+        scene.states[rank] = replace(state, flights=tuple(replace(one, size_bytes=8 + rank) for one in state.flights))
+    assert roots(compare_looks(*scene.looks())) == [((3,), CulpritKind.HOST_STUCK)]
+
+
+def test_a_phase_is_not_stuck_before_anybody_has_waited_for_long() -> None:
+    """Seven ranks have compiled for a minute, the eighth has been done for a second."""
+    scene = Scene(Topology.of(dp=8))
+    for rank in range(7):
+        scene.work(rank, "compile_model", since_s=60, kind="compile")
+    scene.collective(7, "dp", 1, since_s=1)
+    assert compare_looks(*scene.looks()).state != State.HANG

@@ -127,7 +127,51 @@ def test_a_job_that_was_interrupted_while_it_hung_did_hang(tmp_path: Path, stood
     scene = Scene(Topology.of(tp=2))
     scene.work(1, "forward", since_s=40)
     scene.collective(0, "tp", 7, since_s=40)
-    looks = [scene.snapshot(before, moved=(0, 1) if before > stood_s else ()) for before in (40, 30, 20, 10, 3, 0)]
+    looks = [scene.snapshot(before) for before in (40, 30, 20, 10, 3, 1)]
+    for at, before in enumerate((40, 30, 20, 10, 3, 1)):
+        done = 1000 if before <= stood_s else 1000 - before
+        looks[at] = replace(looks[at], states={r: replace(one, spans=done) for r, one in looks[at].states.items()})
+    last = scene.snapshot(0.05)  # the interrupt itself ends a segment
+    ended = replace(last.states[1], spans=1001)
+    looks.append(replace(last, states={**last.states, 1: ended}))
     verdict = judged(tmp_path, looks, exit_reason="interrupted")
     assert verdict.verdict == state
     assert [one.ranks for one in verdict.culprits] == ([(1,)] if state == State.HANG else [])
+
+
+def own_exception(rank: int) -> dict[str, Any]:
+    died = {"action": "noticed-death", "moment_ns": MOMENT_NS, "state": "exception", "type": "OutOfMemoryError"}
+    told = [{**died, "rank": rank, "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}]
+    return {"incident": "i", "opened_ns": MOMENT_NS, "kind": "rank-died", "actions": json.dumps(told)}
+
+
+def test_an_exception_after_a_long_pause_is_the_cause_and_not_the_pause(tmp_path: Path) -> None:
+    """Nothing moved for 39 s, in a compilation; then rank 1 had no memory left."""
+    scene = Scene(Topology.of(tp=2))
+    scene.work(1, "compile_model", since_s=40, kind="compile")
+    scene.collective(0, "tp", 7, since_s=40)
+    looks = [scene.snapshot(before) for before in (39, 30, 20, 10, 0.5)]
+    verdict = judged(tmp_path, looks, exit_reason="crashed", incidents=[own_exception(1)])
+    assert (verdict.verdict, named(verdict)) == (State.CRASHED, [(CulpritKind.EXCEPTION, (1,))])
+
+
+def test_a_pause_that_was_over_is_not_how_the_job_ended(tmp_path: Path) -> None:
+    """It rested for 20 s and then ran another six steps, until somebody interrupted it."""
+    scene = Scene(Topology.of(tp=2))
+    scene.collective(0, "tp", 7, since_s=40)
+    looks = [scene.snapshot(before) for before in (29, 20, 9, 8, 4, 1)]
+    for at in (4, 5):
+        later = {rank: replace(one, step=STEP + at, spans=2000 + at) for rank, one in looks[at].states.items()}
+        looks[at] = replace(looks[at], states=later)
+    assert judged(tmp_path, looks, exit_reason="interrupted").verdict == State.FINISHED
+
+
+def test_hosts_that_were_heard_of_until_the_first_death_are_not_called_dead(tmp_path: Path) -> None:
+    """Rank 0 lost a peer. Of both other hosts the last heartbeat is 0.2 s older, which tells nothing."""
+    scene = Scene(Topology.of(pp=3, dp=8))
+    for rank in range(24):
+        scene.message(rank, "recv", (rank + 8) % 24, 5, since_s=2)
+    alive, later = scene.snapshot(0.2), scene.snapshot(-10)
+    ended = {rank: replace(later.states[rank], process_state="exited") for rank in range(8)}
+    verdict = judged(tmp_path, [alive, replace(later, states=ended)], incidents=[lost_peers(range(8))])
+    assert (verdict.verdict, named(verdict)) == (State.CRASHED, [])

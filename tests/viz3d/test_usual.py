@@ -23,7 +23,7 @@ def recorded(program: list[int], steps: int, evaluation_in: int | None = None) -
         for place, group in enumerate(own):
             counts[group] += 1
             start = 1_000_000_000 * step + 1_000_000 * place
-            issued.append(Issued(group, counts[group], f"op{place}", start, start + 900_000, None))
+            issued.append(Issued(group, counts[group], f"op{place}", start, start, start + 900_000, None))
         every.append(issued)
     return every
 
@@ -34,7 +34,7 @@ def test_an_operation_to_come_is_known_by_its_twin(
 ) -> None:
     """Also with an evaluation among the steps that are read, the last one included."""
     every = recorded(program, 5 + REACH_STEPS, evaluation_in)
-    usual = UsualSteps(dict(enumerate(every[:5])))
+    usual = UsualSteps(dict(enumerate(every[:5])), 5 + ahead)
     coming = every[5 + ahead]
     at = data.draw(st.integers(0, len(program) - 1))
     place = usual.place(coming[at].group, coming[at].sequence)
@@ -50,22 +50,35 @@ def test_an_operation_to_come_is_known_by_its_twin(
 
 def test_what_two_steps_in_a_row_do_not_tell_is_not_known() -> None:
     one, two, three = recorded([11, 12], 3)
-    assert UsualSteps({0: one}).place(11, 2) is None
-    assert UsualSteps({0: one, 2: three}).place(11, 4) is None
-    usual = UsualSteps({0: one, 1: two})
+    assert UsualSteps({0: one}, 1).place(11, 2) is None
+    assert UsualSteps({0: one, 2: three}, 3).place(11, 4) is None
+    usual = UsualSteps({0: one, 1: two}, 9)
     assert usual.place(11, 2) is None  # it is recorded
     assert usual.place(11, 3) == Place(11, 0, 0)
     assert usual.place(11, 3 + REACH_STEPS) is None
     assert usual.place(99, 1) is None
+    now = UsualSteps({0: one, 1: two}, 2)
+    assert now.place(11, 3) == Place(11, 0, 0)
+    assert now.place(11, 4) is None  # more than a step has: an evaluation moved the numbers
+
+
+def test_a_step_that_lacks_an_operation_counts_as_whole() -> None:
+    """The rank left out its call over 12 in the last step, and is past it: one more is expected than it has issued."""
+    every = recorded([11, 12, 11], 6, evaluation_in=3)
+    short = [one for one in every[4] if one.group != 12]
+    usual = UsualSteps({**dict(enumerate(every[:4])), 4: short}, 5)
+    place = usual.place(11, every[5][0].sequence)
+    assert place == Place(11, 0, 0)
+    assert usual.issued_before(place, 12) == 5
 
 
 def test_what_always_ends_before_another_begins_is_told_from_what_may_run_beside_it() -> None:
     every = recorded([11, 12], 3)
     first, second = Place(11, 0, 0), Place(12, 0, 0)
-    assert UsualSteps(dict(enumerate(every))).ends_before(first, second) is True
-    assert UsualSteps(dict(enumerate(every))).ends_before(second, first) is False
+    assert UsualSteps(dict(enumerate(every)), 3).ends_before(first, second) is True
+    assert UsualSteps(dict(enumerate(every)), 3).ends_before(second, first) is False
     late = [[replace(step[0], end_ns=step[1].start_ns + 500_000), step[1]] if at == 1 else step
             for at, step in enumerate(every)]  # fmt: skip
-    assert UsualSteps(dict(enumerate(late))).ends_before(first, second) is False
+    assert UsualSteps(dict(enumerate(late)), 3).ends_before(first, second) is False
     untimed = [[replace(step[0], end_ns=None), step[1]] for step in every]
-    assert UsualSteps(dict(enumerate(untimed))).ends_before(first, second) is None
+    assert UsualSteps(dict(enumerate(untimed)), 3).ends_before(first, second) is None

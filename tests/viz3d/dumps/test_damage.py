@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from megascope.profiler.errors import UsageError
 from megascope.viz3d.dumps.judging import judge_dumps
 from megascope.viz3d.dumps.reading import read_folder
+from megascope.viz3d.verdict import State
 from support.dumps import absent_member
 
 CONTENT = {
@@ -86,3 +87,22 @@ def test_a_folder_without_dumps(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("none here")
     with pytest.raises(UsageError, match="no Flight Recorder dumps"):
         read_folder(tmp_path)
+
+
+def test_a_rank_whose_dump_was_left_on_its_host_is_not_accused_for_having_none(tmp_path: Path) -> None:
+    """It wrote one: nothing tells that it is at fault, as an absent dump would of one rank in so many."""
+    absent_member(range(16), 5).write(tmp_path, [rank for rank in range(16) if rank != 5])
+    accused = judge_dumps([read_folder(tmp_path)]).verdict
+    assert [one.ranks for one in accused.culprits] == [(5,)]
+    (tmp_path / "left-out.node-1.txt").write_text(
+        "/spool/run/0/dumps/_dump_5: its 99,000,000 bytes are more\nrubbish\n"
+    )
+    verdict = judge_dumps([read_folder(tmp_path)]).verdict
+    assert (verdict.verdict, verdict.culprits) == (State.INCONCLUSIVE, ())
+    told = " ".join(one.reason for one in verdict.abstained)
+    assert "rank 5: _dump_5: left on its host: its 99,000,000 bytes are more" in told
+    assert "others wait for rank 5" in told
+    (tmp_path / "_dump_5").write_bytes((absent_member(range(16), 5).write(tmp_path / "other") / "_dump_5").read_bytes())
+    again = judge_dumps([read_folder(tmp_path)]).verdict
+    assert [one.ranks for one in again.culprits] == [(5,)]
+    assert "left on its host" not in " ".join(one.reason for one in again.abstained)
