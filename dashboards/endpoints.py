@@ -22,6 +22,7 @@ from .heat_export import heat_csv
 from .heat_payload import heat_payload
 from .perfetto import add_perfetto
 from .scene_data import judged_or_plain, scene_payload
+from .scene_history import Past
 from .scene_page import page_html
 from .security import is_loopback
 from .span_choice import choose_spans
@@ -155,7 +156,9 @@ def _export_hang(bench: Workbench) -> Response:
     if latest.value is None:
         raise MegascopeError(latest.error or "The hang is still being judged: download it again in a moment.")
     judged = judged_or_plain(bench, attempt, view, latest)
-    answer = Response(page_html(judged, title=f"{attempt.run}, attempt {attempt.attempt}"), content_type="text/html")
+    title = f"{attempt.run}, attempt {attempt.attempt}"
+    page = page_html(judged, title=title, past=Past(bench.store, attempt), racks=bench.racks)
+    answer = Response(page, content_type="text/html")
     answer.headers["Content-Disposition"] = 'attachment; filename="hang.html"'
     return answer
 

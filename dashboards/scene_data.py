@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,8 @@ from ..viz3d.snapshot import take_snapshot
 from ..viz3d.states import Snapshot
 from ..viz3d.verdict import HangVerdict, State
 from .components import utc
+from .racks import Racks
+from .scene_history import heartbeat_moments, stacks_in, without_verdict
 from .scene_model import Drawn, draw, model_of, moment_of
 from .verdicts import hang_of
 from .view import View
@@ -32,7 +33,6 @@ AROUND = {"all": "all ranks", "involved": "those that matter"}
 MOST_TOLD = 2048
 """Of a larger job all ranks are drawn with their states, but only those that matter, and the chosen one, in detail."""
 
-MOST_MOMENTS = 60
 JUDGED_WITHIN_S = 2.0
 """The page waits so long for the first verdict: drawn before it, it would have to be drawn again."""
 
@@ -91,12 +91,14 @@ def moment_before_end(bench: Workbench, attempt: Attempt) -> int | None:
     """
     if attempt.exit_reason in {None, "finished"}:
         return None
-    rows = incidents_of(bench, attempt)
-    if not rows:
-        return None
-    newest = max(rows, key=lambda row: int(row["opened_ns"]))
-    looks = [int(one["moment_ns"]) for one in parse_actions(newest["actions"]) if one.get("action") == "snapshot"]
-    return max(looks, default=int(newest["opened_ns"]))
+    looked_at = {
+        int(row["opened_ns"]): [
+            int(one["moment_ns"]) for one in parse_actions(row["actions"]) if one.get("action") == "snapshot"
+        ]
+        for row in incidents_of(bench, attempt)
+    }
+    opened = max((moment for moment, looks in looked_at.items() if looks), default=max(looked_at, default=None))
+    return None if opened is None else max(looked_at[opened], default=opened)
 
 
 def shown_snapshot(bench: Workbench, attempt: Attempt, view: View) -> Snapshot:
@@ -106,27 +108,9 @@ def shown_snapshot(bench: Workbench, attempt: Attempt, view: View) -> Snapshot:
 
 
 def moments_before(bench: Workbench, attempt: Attempt, moment_ns: int) -> list[int]:
-    """Moments to step through, up to a look: each after a heartbeat of the rank with most, before its next.
-
-    A rank that died early would end the steps at its death; between two heartbeats of one that lives, those that
-    live have one, too.
-    """
-
-    def load() -> list[int]:
-        rows = bench.store.query(
-            """SELECT DISTINCT moment_ns FROM heartbeats
-               WHERE moment_ns <= ? AND rank = (
-                   SELECT rank FROM heartbeats WHERE moment_ns <= ? GROUP BY rank
-                   ORDER BY count(DISTINCT moment_ns) DESC, max(moment_ns) DESC, rank LIMIT 1)
-               ORDER BY moment_ns DESC LIMIT ?""",
-            [moment_ns, moment_ns, MOST_MOMENTS + 1],
-            attempt,
-        )
-        beats = sorted(int(one) for one in rows["moment_ns"].to_pylist())
-        between = [first + (second - first) // 2 for first, second in itertools.pairwise(beats)]
-        return [*between, moment_ns][-MOST_MOMENTS:] if between else []
-
-    return bench.cached(("moments before", attempt.run, attempt.attempt, moment_ns), load)
+    """Moments to step through, up to a look (see `scene_history.heartbeat_moments`)."""
+    key = ("moments before", attempt.run, attempt.attempt, moment_ns)
+    return bench.cached(key, lambda: heartbeat_moments(bench.store, attempt, moment_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +154,21 @@ def edge_colours(axes: Sequence[str]) -> dict[str, str]:
     return {axis: EDGE_COLOURS[place % len(EDGE_COLOURS)] for place, axis in enumerate(axes)}
 
 
+def racks_of(racks: Racks | None, snapshot: Snapshot) -> Mapping[str, str] | None:
+    """The racks of the job's own hosts; None where no racks are told, or none of these hosts is in one."""
+    own = set(snapshot.hosts.values())
+    return {host: rack for host, rack in (racks or {}).items() if host in own} or None
+
+
 def scene_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     """The scene as JSON for the canvas (assets/scene_1_model.js); with ``look`` only what differs at that moment."""
     latest = hang_of(bench, attempt, view.moment, wait_s=PICTURE_WAITS_S)
     shown = scene_of(bench, attempt, view, latest)
     if view.look is not None:
-        return _as_bytes(moment_of(_at(bench, attempt, shown.drawn, view.look), shown.drawn.ranks))
+        at_look = without_verdict(snapshot_of(bench, attempt, view.look), shown.drawn)
+        return _as_bytes(moment_of(at_look, shown.drawn.ranks))
     key = ("scene", attempt.run, attempt.attempt, view.moment, latest.stamp, shown.choice)
     return bench.cached(key, lambda: _as_bytes(_whole(bench, attempt, shown, is_judged=latest.value is not None)))
-
-
-def _at(bench: Workbench, attempt: Attempt, drawn: Drawn, moment_ns: int) -> Drawn:
-    """The same ranks at another moment, at which nobody was judged: their states and waits."""
-    snapshot = snapshot_of(bench, attempt, moment_ns)
-    return Drawn(snapshot, build_graph(snapshot), None, (), {}, drawn.shown)
 
 
 def _whole(bench: Workbench, attempt: Attempt, shown: ShownScene, *, is_judged: bool) -> dict[str, Any]:
@@ -197,19 +182,13 @@ def _whole(bench: Workbench, attempt: Attempt, shown: ShownScene, *, is_judged: 
         "colours": edge_colours(snapshot.axes),
         "moments": [str(moment) for moment in moments_before(bench, attempt, snapshot.moment_ns)],
         "stacks": stacks_of(bench, attempt),
+        "racks": racks_of(bench.racks, snapshot),
     }
 
 
 def stacks_of(bench: Workbench, attempt: Attempt) -> dict[str, str]:
     """Rank -> its newest Python stack, as an incident's actions keep it."""
-    found: dict[str, str] = {}
-    rows = sorted(incidents_of(bench, attempt), key=lambda row: int(row["opened_ns"]))
-    for row in rows:
-        for action in parse_actions(row["actions"]):
-            text = action.get("stack")
-            if isinstance(text, str) and action.get("rank") is not None:
-                found[str(action["rank"])] = text
-    return found
+    return stacks_in(incidents_of(bench, attempt))
 
 
 def _as_bytes(model: dict[str, Any]) -> bytes:

@@ -10,9 +10,10 @@ from ..viz3d.doing import Doing, doing_of
 from ..viz3d.focus import focus_on, neighbours, ways_to
 from ..viz3d.graph import Operation, WaitGraph, build_graph
 from ..viz3d.hang import Judged
-from ..viz3d.states import RankState, Snapshot
-from ..viz3d.verdict import CulpritKind, HangVerdict, describe
+from ..viz3d.states import Snapshot
+from ..viz3d.verdict import HangVerdict
 from .components import utc
+from .scene_verdict import verdict_of
 
 LETTERS = {
     Doing.COMPUTE: "c",
@@ -28,25 +29,6 @@ LETTERS = {
 
 MOST_LISTED = 256
 """So many ranks of an operation are listed; how many there are is told beside it."""
-
-CAUSES = {
-    CulpritKind.DEAD: "process gone",
-    CulpritKind.EXCEPTION: "exception",
-    CulpritKind.HOST_STUCK: "stuck",
-    CulpritKind.DEVICE_STUCK: "device stuck",
-    CulpritKind.MISMATCH: "another operation",
-    CulpritKind.MISSING_CALL: "call left out",
-    CulpritKind.ITERATION_DESYNC: "another step",
-    CulpritKind.DIVERGED: "another branch",
-    CulpritKind.ORDER_INVERSION: "order inverted",
-    CulpritKind.P2P_CYCLE: "send/receive circle",
-    CulpritKind.NETWORK: "network?",
-    CulpritKind.LIBRARY: "library?",
-    CulpritKind.INIT: "set-up",
-}
-"""A root's cause in a word or two, for its label in the picture."""
-
-MOST_CULPRITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,7 @@ class Drawn:
 
 def draw(judged: Judged, *, everyone: bool, beside: Iterable[int] = ()) -> Drawn:
     """What to draw of a verdict. ``everyone``: all ranks in detail; else those that matter, and ``beside`` with its
-    neighbours. The judged look must be there (``judged.snapshot``)."""
+    neighbours and its way to a root. The judged look must be there (``judged.snapshot``)."""
     snapshot = judged.snapshot
     assert snapshot is not None
     graph = build_graph(snapshot) if judged.graph is None else judged.graph
@@ -77,8 +59,17 @@ def draw(judged: Judged, *, everyone: bool, beside: Iterable[int] = ()) -> Drawn
     shown = None if everyone else focus_on(snapshot, roots, toward)
     if shown is not None:
         more = [rank for rank in beside if rank not in set(shown)]
-        shown = tuple(sorted({*shown, *neighbours(snapshot, more)}))
+        ways = [step for rank in more for step in _way(rank, toward)]
+        shown = tuple(sorted({*shown, *neighbours(snapshot, more), *ways}))
     return Drawn(snapshot, graph, judged.verdict, roots, toward, shown)
+
+
+def _way(rank: int, toward: Mapping[int, int]) -> list[int]:
+    """Those that a rank waits for, one after the other, up to a root (`focus.ways_to`)."""
+    way: list[int] = []
+    while (following := toward.get(way[-1] if way else rank)) is not None and following not in way:
+        way.append(following)
+    return way
 
 
 def roots_of(verdict: HangVerdict | None) -> tuple[int, ...]:
@@ -98,7 +89,7 @@ def model_of(drawn: Drawn) -> dict[str, Any]:
         "coordinates": _coordinates(snapshot, ranks, axes),
         "hosts": _hosts(snapshot, ranks),
         "groups": _groups(drawn),
-        "verdict": None if drawn.verdict is None else _verdict(drawn.verdict, snapshot),
+        "verdict": None if drawn.verdict is None else verdict_of(drawn.verdict, snapshot),
         "shown": None if drawn.shown is None else list(drawn.shown),
         **moment_of(drawn),
     }
@@ -261,35 +252,3 @@ def _toward(drawn: Drawn, shown: Sequence[int]) -> list[int | None]:
             following = next((other for other in others if other in drawn.roots and other != rank), None)
         found.append(following)
     return found
-
-
-def _verdict(verdict: HangVerdict, snapshot: Snapshot) -> dict[str, Any]:
-    notes = []
-    if verdict.unexplained:
-        notes.append(f"Not explained: ranks {_some(verdict.unexplained)}.")
-    if verdict.missing:
-        notes.append(f"Without data: ranks {_some(verdict.missing)}.")
-    notes += [f"Not judged, {one.signal}: {one.reason}." for one in verdict.abstained]
-    culprits = [
-        {
-            "ranks": list(culprit.ranks),
-            "hosts": list(culprit.hosts[:8]),
-            "kind": str(culprit.kind),
-            "cause": CAUSES.get(culprit.kind, str(culprit.kind)),
-            "segment": culprit.segment,
-            "title": describe(culprit),
-            "step": _step(snapshot.states.get(culprit.ranks[0]) if culprit.ranks else None),
-            "evidence": [one.statement for one in culprit.evidence],
-        }
-        for culprit in verdict.culprits[:MOST_CULPRITS]
-    ]
-    return {"state": str(verdict.verdict), "sentence": verdict.sentence(), "culprits": culprits, "notes": notes}
-
-
-def _step(state: RankState | None) -> int | None:
-    return None if state is None else state.step
-
-
-def _some(ranks: Sequence[int], most: int = 20) -> str:
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return ", ".join(map(str, ranks[:most])) + more

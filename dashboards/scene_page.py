@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..viz3d.hang import Judged
-from .scene_data import MOST_TOLD, SHOW_ALL_RANKS, count_of, edge_colours
+from .racks import Racks
+from .scene_data import MOST_TOLD, SHOW_ALL_RANKS, count_of, edge_colours, racks_of
+from .scene_history import Past
 from .scene_model import draw, model_of
 
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -19,8 +21,10 @@ SCRIPTS = (
     "scene_2_paint.js",
     "scene_3_overview.js",
     "scene_4_panels.js",
-    "scene_5_view.js",
-    "scene_6_alone.js",
+    "scene_5_camera.js",
+    "scene_6_choices.js",
+    "scene_7_view.js",
+    "scene_8_alone.js",
 )
 
 _TONES = {"hang": "bad", "crashed": "bad", "running": "good", "finished": "good"}
@@ -52,11 +56,14 @@ _PAGE = """<!doctype html>
 """
 
 
-def page_html(judged: Judged, *, title: str) -> str:
+def page_html(judged: Judged, *, title: str, past: Past | None = None, racks: Racks | None = None) -> str:
     """The page of a verdict. Of a job of more than `scene_data.MOST_TOLD` ranks only those that matter are told in
-    detail; all are drawn on demand, with their states. A verdict without a look at the ranks is told in words."""
+    detail; all are drawn on demand, with their states. A verdict without a look at the ranks is told in words.
+
+    ``past`` gives the slider its moments, and the stacks; ``racks`` the racks of hosts.
+    """
     verdict = judged.verdict
-    model = _model(judged)
+    model = _model(judged, past, racks)
     text = json.dumps(model, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return _PAGE.format(
         title=escape(title),
@@ -70,7 +77,7 @@ def page_html(judged: Judged, *, title: str) -> str:
     )
 
 
-def _model(judged: Judged) -> dict[str, Any]:
+def _model(judged: Judged, past: Past | None, racks: Racks | None) -> dict[str, Any]:
     snapshot = judged.snapshot
     if snapshot is None or not count_of(snapshot):
         return {}
@@ -82,6 +89,8 @@ def _model(judged: Judged) -> dict[str, Any]:
         "attempt": judged.verdict.attempt,
         "around": "all" if is_small else "involved",
         "colours": edge_colours(snapshot.axes),
+        "racks": racks_of(racks, snapshot),
+        **({} if past is None else past.told(drawn)),
     }
 
 

@@ -20,6 +20,7 @@ from ..collectors.store import Store
 from ..profiler.errors import MegascopeError, UsageError
 from .app import create_app
 from .pages import PAGES
+from .racks import Racks
 from .security import is_loopback
 from .view import View
 from .workbench import Workbench
@@ -59,9 +60,14 @@ class RunningServer:
 
 
 def open_server(
-    store_path: str | Path, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, token: str | None = None
+    store_path: str | Path,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    token: str | None = None,
+    *,
+    racks: Racks | None = None,
 ) -> RunningServer:
-    """Open the store and bind the port; 0 takes a free one.
+    """Open the store and bind the port; 0 takes a free one. ``racks`` are drawn in the 3D page.
 
     Raises UsageError for a token that is missing or too short or a port out of range, MegascopeError for a store
     that cannot be opened or a port that cannot be bound.
@@ -74,6 +80,7 @@ def open_server(
         store.close()
         raise _bind_error(error, host, port) from error
     app = create_app(store, token=token)
+    app.server.extensions["megascope"].racks = racks
     channels: dict[int, Any] = {}
     server = waitress.create_server(
         app.server,
@@ -96,13 +103,14 @@ def serve(
     port: int = DEFAULT_PORT,
     token: str | None = None,
     *,
+    racks: Racks | None = None,
     on_open: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a store until interrupted (KeyboardInterrupt ends it quietly). ``on_open`` is told the address.
 
     Raises what `open_server` raises.
     """
-    server = open_server(store_path, host, port, token)
+    server = open_server(store_path, host, port, token, racks=racks)
     threading.Thread(target=warm, args=(server.bench,), daemon=True, name="megascope-warm").start()
     if on_open is not None:
         on_open(server.url)
@@ -116,10 +124,15 @@ def serve(
 
 @contextlib.contextmanager
 def background_server(
-    store_path: str | Path, host: str = DEFAULT_HOST, port: int = 0, token: str | None = None
+    store_path: str | Path,
+    host: str = DEFAULT_HOST,
+    port: int = 0,
+    token: str | None = None,
+    *,
+    racks: Racks | None = None,
 ) -> Iterator[RunningServer]:
     """Serve a store from a thread, for tests, notebooks and other commands."""
-    server = open_server(store_path, host, port, token)
+    server = open_server(store_path, host, port, token, racks=racks)
     thread = threading.Thread(target=server.run, daemon=True, name="megascope-server")
     thread.start()
     try:

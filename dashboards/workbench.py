@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from ..collectors.store import Attempt, Store
 from ..profiler.errors import MegascopeError
+from .racks import Racks
 from .sizes import size_bytes
 from .view import View
 
@@ -70,6 +71,7 @@ class Workbench:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.racks: Racks | None = None
         self._lock = threading.Lock()
         self._refresh_lock = threading.Lock()
         self._results: OrderedDict[Hashable, Future[Any]] = OrderedDict()

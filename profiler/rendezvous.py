@@ -5,31 +5,46 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 from .patching import Undo, replace
 from .recorder import AnyRecorder
+from .ring_writer import ABORTED
 from .vocabulary import SegmentKind
 
 RENDEZVOUS = "rendezvous"
 """Name of the segment, of the span around it, and kind of its group."""
 
 
+_failed: MutableMapping[AnyRecorder, Any] = weakref.WeakKeyDictionary()
+"""The operation of each recorder's last rendezvous that failed, which is in flight until the next one begins."""
+
+
 @contextmanager
 def in_rendezvous(recorder: AnyRecorder, world_size: int) -> Iterator[None]:
     """Within, this rank is in the one operation that all ranks must come to before there is any process group.
 
-    Where it fails, the operation stays in flight, for whoever reads the black box.
+    Where it fails, the operation stays in flight, for whoever reads the black box, until it is tried again: then the
+    one that failed is `aborted`.
     """
+    before = _failed.pop(recorder, None)
+    if before is not None:
+        recorder.abandon(before, status=ABORTED)
     with recorder.span(recorder.segment(RENDEZVOUS, SegmentKind.INIT)):
         group = recorder.group(RENDEZVOUS, range(world_size))
         span: Any = recorder.begin_async(
             recorder.segment(RENDEZVOUS, SegmentKind.COLLECTIVE, "world"), group=group, sequence=1
         )
         recorder.wait_begin(span)
-        yield
+        try:
+            yield
+        except BaseException:
+            if recorder.enabled:
+                _failed[recorder] = span
+            raise
         recorder.end_async(span)
         recorder.wait_end(span)
 

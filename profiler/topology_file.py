@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
 import json
+import logging
 import os
+import urllib.parse
+import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .errors import FormatError
 from .topology import Topology
 
+log = logging.getLogger(__name__)
+
 TOPOLOGY_FILE = "topology.json"
+HOSTS_FILES = "hosts.*.csv"
+"""Beside it, one of each host: which ranks run there, as lines of rank and host."""
+
 VERSION = 1
 MOST_RANKS = 2**24
 """More is no job, but a damaged file."""
@@ -70,7 +81,64 @@ def describe(
 def write_topology_file(folder: Path, content: TopologyFile) -> Path:
     """Write the file into a folder, whole or not at all. OSError where that cannot be done."""
     path = folder / TOPOLOGY_FILE
-    own = folder / f"{TOPOLOGY_FILE}.{os.getpid()}.tmp"
+    own = _written_aside(path, _text_of(content))
+    own.replace(path)
+    return path
+
+
+def share_topology_file(folder: Path, content: TopologyFile) -> bool:
+    """Write the file into a folder into which others may write it too: the first one stays.
+
+    False, with a warning, where that one tells another mesh; hosts are not compared (see `write_hosts`). OSError
+    where nothing can be written.
+    """
+    path = folder / TOPOLOGY_FILE
+    own = _written_aside(path, _text_of(content))
+    try:
+        os.link(own, path)  # unlike a rename, it fails where somebody else was first
+    except FileExistsError:
+        return _is_alike(path, content)
+    except OSError:  # a file system without hard links
+        if path.exists():
+            return _is_alike(path, content)
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
+    return True
+
+
+def _is_alike(path: Path, content: TopologyFile) -> bool:
+    try:
+        known = read_topology_file(path)
+    except FormatError as error:
+        log.warning("The mesh of this job is not written beside its dumps. %s", error)
+        return False
+    if _mesh(known) == _mesh(content):
+        return True
+    log.warning(
+        "%s tells another mesh (%s, of %d ranks) than this job's (%s, of %d ranks): it is left as it is. Remove it if "
+        "it is an older one.",
+        path, dict(known.axes), known.world_size, dict(content.axes), content.world_size,
+    )  # fmt: skip
+    return False
+
+
+def _mesh(content: TopologyFile) -> tuple[object, ...]:
+    return content.world_size, dict(content.axes), set(content.groups), dict(content.coordinates)
+
+
+def _written_aside(path: Path, text: str) -> Path:
+    """A temporary file beside ``path`` with a text, under a name that no other host or process takes."""
+    own = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        own.write_text(text, encoding="utf-8")
+    except OSError:
+        own.unlink(missing_ok=True)
+        raise
+    return own
+
+
+def _text_of(content: TopologyFile) -> str:
     value = {
         "version": VERSION,
         "run": content.run,
@@ -81,9 +149,7 @@ def write_topology_file(folder: Path, content: TopologyFile) -> Path:
         "hosts": {str(rank): host for rank, host in content.hosts.items()},
         "coordinates": {str(rank): dict(place) for rank, place in content.coordinates.items()},
     }
-    own.write_text(json.dumps(value, separators=(",", ":")))
-    own.replace(path)
-    return path
+    return json.dumps(value, separators=(",", ":"))
 
 
 def read_topology_file(path: Path) -> TopologyFile:
@@ -95,6 +161,48 @@ def read_topology_file(path: Path) -> TopologyFile:
         return _parse(value)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is no topology file ({error}): remove it, or write it again.") from error
+
+
+def read_topology(folder: Path) -> TopologyFile | None:
+    """The topology of a folder with the hosts of all its `HOSTS_FILES`; None where it has neither.
+
+    FormatError for a file that is damaged or of another version; OSError for one that cannot be read.
+    """
+    path = folder / TOPOLOGY_FILE
+    known = read_topology_file(path) if path.is_file() else None
+    hosts: dict[int, str] = {}
+    for one in sorted(folder.glob(HOSTS_FILES)):
+        hosts |= read_hosts(one)
+    if known is None:
+        return TopologyFile(0, hosts=hosts) if hosts else None
+    return replace(known, hosts={**known.hosts, **hosts})
+
+
+def file_of_host(host: str) -> str:
+    """Name of the file that tells the ranks of a host; any host's name can be in it."""
+    return HOSTS_FILES.replace("*", urllib.parse.quote(host, safe="")[:200])
+
+
+def write_hosts(folder: Path, host: str, hosts: Mapping[int, str]) -> None:
+    """Write which ranks run where, as one host knows it: it is the only one to write its file. OSError where that
+    cannot be done."""
+    path = folder / file_of_host(host)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("rank", "host"), *sorted(hosts.items())])
+    _written_aside(path, text.getvalue()).replace(path)
+
+
+def read_hosts(path: Path) -> dict[int, str]:
+    """Hosts by global rank; none where there is no such file. FormatError for one that is damaged."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            rows = csv.reader(path.read_text(encoding="utf-8").splitlines()[1:])
+            return {int(rank): host for rank, host in rows}
+        except (ValueError, csv.Error) as error:
+            raise FormatError(
+                f"{path} is no list of ranks and hosts ({error}): remove it, or write it again."
+            ) from error
+    return {}
 
 
 def _parse(value: Mapping[str, Any]) -> TopologyFile:

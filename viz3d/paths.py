@@ -80,7 +80,7 @@ def diagnose_paths(
     if opened is not None:
         store, attempt = opened
         judged = diagnose_with_graph(store, attempt)
-        if not folders and (gathered := _gathered(sources.stores[0], attempt, judged)) is not None:
+        if not folders and _is_open(judged) and (gathered := gathered_dumps(sources.stores[0], attempt)) is not None:
             folders = _sets([gathered], progress)
             used += _dumps_used(folders)
         judged = _with_dumps(judged, folders)
@@ -105,18 +105,16 @@ def _sets(paths: Sequence[Path], progress: Callable[[int, int], None] | None) ->
     return folders
 
 
-def _gathered(store: Path, attempt: Attempt, judged: Judged) -> Path | None:
-    """The dumps that agents gathered into the store, where its own evidence leaves something open."""
+def _is_open(judged: Judged) -> bool:
+    """Whether a store's own evidence leaves something open."""
     own = judged.verdict
-    is_open = own.verdict == State.INCONCLUSIVE or (own.verdict == State.HANG and bool(own.missing or not own.culprits))
+    return own.verdict == State.INCONCLUSIVE or (own.verdict == State.HANG and bool(own.missing or not own.culprits))
+
+
+def gathered_dumps(store: Path, attempt: Attempt) -> Path | None:
+    """The folder of dumps that agents gathered into the store; None where there are none."""
     folder = dumps_folder(store, attempt.run, attempt.attempt)
-    return folder if is_open and is_dump_folder(folder) else None
-
-
-def files_of(sources: Sources) -> list[Path]:
-    """The files of dumps and logs that are read, the topology beside dumps too."""
-    dumps = [one for path in sources.dumps for one in (path.iterdir() if path.is_dir() else [path]) if one.is_file()]
-    return [*sorted(dumps), *log_files(sources.logs)]
+    return folder if is_dump_folder(folder) else None
 
 
 def _with_dumps(judged: Judged, folders: Sequence[DumpFolder]) -> Judged:

@@ -1,7 +1,7 @@
 // The 3D page's data (dashboards/scene_model.py): ranks with their places, states, operations in flight and waits.
 "use strict";
 (function () {
-  const M = window.megascope;
+  const M = window.megascope, NEAR = 8;
   // State: colour variable, shape, size. Shapes differ too, so that colour is never the only sign.
   M.LOOKS = {
     compute: ["compute", "circle", 1.0], collective: ["collective", "triangle", 1.0], p2p: ["p2p", "diamond", 1.1],
@@ -105,6 +105,11 @@
       });
       return this.alongAxes;
     }
+    // A rank and those next to it along each axis, as many on either side as the server shows (viz3d/focus.py).
+    near(rank) {
+      const around = this.lines().map(({ ranks }) => [ranks, ranks.indexOf(rank)]).filter(([, at]) => at >= 0);
+      return [...new Set([rank, ...around.flatMap(([ranks, at]) => ranks.slice(Math.max(0, at - NEAR), at + NEAR + 1))])];
+    }
     waitsFor(rank) {
       return this.flow(rank, this.joined, "absent");
     }
@@ -130,6 +135,7 @@
       return last && !["dead", "ended", "missing"].includes(this.doing[at]) ? `${this.waits[at] ? "waits in" : "in"} ${last.segment}` : M.DOING[this.doing[at]][1];
     }
     rackOf(host) {
+      if (this.data.racks) return this.data.racks[host] || null;
       const match = /^(.*\d)\D+\d+$/.exec((host || "").split(".")[0]);
       return match ? match[1] : null;
     }

@@ -51,9 +51,9 @@
       return [
         make("h2", {}, `Rank ${rank}: ${model.word(rank)}`, " ", make("button", { className: "quiet", type: "button", title: "Choose no rank (Esc)", onclick: () => this.scene.choose(null) }, "×")),
         make("p", { className: "hint" }, [model.hosts[at], model.place(at), model.steps.get(rank) !== undefined && model.steps.get(rank) !== null ? `step ${model.steps.get(rank)}` : "", model.processes.get(rank) ? `process ${model.processes.get(rank)}` : ""].filter(Boolean).join(" · ")),
-        flights.length ? make("table", { id: "chosen-flight" }, make("thead", {}, head), make("tbody", {}, ...rows)) : make("p", { className: "hint" }, model.isTold(rank) ? "Nothing is in flight." : "Its details are loaded."),
-        make("p", { className: "flow" }, `It waits for ${waits || "no rank"}.`),
-        make("p", { className: "flow" }, waiters && waiters !== "no rank" ? `For it wait: ${waiters}.` : "No rank waits for it."),
+        flights.length ? make("table", { id: "chosen-flight" }, make("thead", {}, head), make("tbody", {}, ...rows)) : make("p", { className: "hint" }, model.isTold(rank) ? "Nothing is in flight." : this.scene.alone ? "What it has in flight, and whom it waits for, is not in this file: that is told of the ranks that matter." : "Its details are loaded."),
+        waits ? make("p", { className: "flow" }, `It waits for ${waits}.`) : null, // of a rank that is not told it is not known
+        waiters ? make("p", { className: "flow" }, waiters !== "no rank" ? `For it wait: ${waiters}.` : "No rank waits for it.") : null,
         this.timelineLink(rank),
         stack ? make("details", {}, make("summary", {}, "Python stack"), make("pre", { className: "stack" }, stack)) : null,
       ].filter(Boolean);

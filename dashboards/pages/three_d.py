@@ -69,7 +69,7 @@ def _moments_key(bench: Workbench, attempt: Attempt) -> str:
 
 
 def body(view: View, bench: Workbench) -> Rendered:
-    """The verdict, and the picture with all that stands around it (assets/scene_5_view.js)."""
+    """The verdict, and the picture with all that stands around it (assets/scene_7_view.js)."""
     attempt = bench.attempt(view)
     latest = hang_of(bench, attempt, view.moment, wait_s=JUDGED_WITHIN_S)
     verdict, slow = verdict_banner(latest), straggler_banner(bench, attempt, view)

@@ -26,15 +26,18 @@ Steps = Annotated[str | None, Parameter(help="Steps FIRST:LAST, both included; e
 Ranks = Annotated[str | None, Parameter(help="Global ranks, such as 0,3,8-15; all by default.")]
 Since = Annotated[datetime | None, Parameter(help="Only steps that began at or after this moment, UTC.")]
 Until = Annotated[datetime | None, Parameter(help="Only steps that began before this moment, UTC.")]
+RacksPath = Annotated[Path | None, Parameter(name="--racks", help="File of lines HOST,RACK, for the 3D page.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object and nothing else.")]
 
 
-def open_attempt(path: Path, run: str | None, attempt: int | None) -> tuple[Store, Attempt]:
+def open_attempt(
+    path: Path, run: str | None, attempt: int | None, open_store: Callable[[Path], Store] | None = None
+) -> tuple[Store, Attempt]:
     """Open a store and choose an attempt; what was pruned of it is said on stderr."""
     from ..collectors.retention import pruned_sentence  # noqa: PLC0415
     from ..collectors.store import Store  # noqa: PLC0415
 
-    store = Store(path)
+    store = (open_store or Store)(path)
     chosen = store.attempt(run, attempt)
     for pruned in store.pruned(chosen):
         sys.stderr.write(f"megascope: {pruned_sentence(pruned)}\n")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ..profiler.errors import MegascopeError
-from .common import StorePath
+from .common import RacksPath, StorePath
 
 PORT = Number(gte=0, lte=65535)
 
@@ -22,15 +22,17 @@ def serve(
     host: Annotated[str, Parameter(help="Address to listen on; one that is not local wants --token.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="Port to listen on; 0 takes a free one.", validator=PORT)] = 8321,
     token: Annotated[str | None, Parameter(help="Secret that a visitor must give once, as ?token=...")] = None,
+    racks: RacksPath = None,
 ) -> int:
     """Serve the dashboards of a store, also while it is being written.
 
     Example: megascope serve runs/demo/store
     """
     require_dashboards()
+    from ..dashboards.racks import read_racks  # noqa: PLC0415
     from ..dashboards.server import serve as start  # noqa: PLC0415
 
-    start(store, host=host, port=port, token=token, on_open=_say_where)
+    start(store, host=host, port=port, token=token, racks=read_racks(racks), on_open=_say_where)
     return 0
 
 

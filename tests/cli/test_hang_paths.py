@@ -20,7 +20,7 @@ def test_dumps_give_a_report_a_bundle_and_json(tmp_path: Path) -> None:
     assert value["culprits"][0]["ranks"] == [2]
     assert value["used"] == [{"kind": "dumps", "path": str(dumps), "count": 4, "damaged": 0}]
     with zipfile.ZipFile(bundle) as packed:
-        assert sum(name.startswith("files/") for name in packed.namelist()) == 4
+        assert sum(name.startswith("dumps/0/dumps/") for name in packed.namelist()) == 4
 
 
 def test_a_path_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

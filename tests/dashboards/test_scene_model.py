@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 
 from megascope.collectors.store import Store
+from megascope.dashboards import scene_history
+from megascope.dashboards.racks import read_racks
 from megascope.dashboards.scene_data import incidents_of, moments_before, stacks_of
-from megascope.dashboards.scene_model import CAUSES, LETTERS, Drawn, draw, model_of
+from megascope.dashboards.scene_history import Past
+from megascope.dashboards.scene_model import LETTERS, Drawn, draw, model_of
 from megascope.dashboards.scene_page import page_html
+from megascope.dashboards.scene_verdict import CAUSES
 from megascope.dashboards.workbench import Workbench
+from megascope.profiler.errors import UsageError
 from megascope.profiler.topology import Topology
 from megascope.viz3d.doing import Doing
 from megascope.viz3d.graph import WaitGraph, build_graph
@@ -72,6 +77,82 @@ def test_a_chosen_rank_is_told_with_its_neighbours() -> None:
     assert {9000, 9001, 9007, *range(5000, 5008)} <= set(model["shown"])
     told = {flight[0] for flight in model["flights"]}
     assert told == set(model["shown"])
+
+
+def test_a_chosen_rank_is_told_with_its_way_to_the_root() -> None:
+    """Two hops away: it waits for one that waits for the root, and neither is a neighbour of the root."""
+    groups = {1: GroupName("tp", (0, 1)), 2: GroupName("dp", (1, 500)), 3: GroupName("pp", (500, 900))}
+    flights = {
+        1: Flight("a", "collective", 1, 1, begun_ns=1),
+        500: Flight("b", "collective", 2, 1, begun_ns=1),
+        900: Flight("c", "collective", 3, 1, begun_ns=1),
+    }
+    states = {rank: RankState(rank, 9, flights=(one,)) for rank, one in flights.items()}
+    states |= {rank: RankState(rank, 9) for rank in range(1000) if rank not in states}
+    look = Snapshot(9, states, groups, {}, {rank: {} for rank in states}, ("none",))
+    judged = Judged(verdict(culprit((0,))), look, build_graph(look))
+    drawn = draw(judged, everyone=False)
+    assert drawn.shown is not None
+    assert drawn.toward[900] == 500
+    assert drawn.toward[500] == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megascope.dashboards.scene_model.focus_on", lambda *_: (0,))
+        assert draw(judged, everyone=False, beside=(900,)).shown == (0, 1, 500, 900)
+
+
+def test_the_past_of_a_file_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_synthetic_store(tmp_path / "store", SyntheticJob(steps=3, stuck=5))
+    with Store(tmp_path / "store") as store:
+        attempt = store.attempt()
+        judged = diagnose_with_graph(store, attempt)
+        assert judged.snapshot is not None
+        moments = [judged.snapshot.moment_ns - back * 10**9 for back in range(40, -1, -1)]
+        monkeypatch.setattr(scene_history, "heartbeat_moments", lambda *_: moments)
+        past, drawn = Past(store, attempt), draw(judged, everyone=True)
+        told = past.told(drawn)
+        assert (len(told["looks"]), told["earlier"], told["moments"]) == (40, 0, [str(one) for one in moments])
+        monkeypatch.setattr(scene_history, "RANKS_IN_LOOKS", 8 * 7)
+        told = past.told(drawn)
+        assert (len(told["looks"]), told["earlier"], told["moments"]) == (7, 33, [str(one) for one in moments[-8:]])
+        monkeypatch.setattr(scene_history, "LOOKS_BYTES", 3 * len(json.dumps(told["looks"][str(moments[-2])])))
+        told = past.told(drawn)
+        assert 2 <= len(told["looks"]) <= 4
+        assert told["earlier"] == 40 - len(told["looks"])
+        monkeypatch.setattr(scene_history, "LOOKS_BYTES", 0)
+        assert past.told(drawn)["moments"] == [str(moments[-1])]
+
+
+def test_of_many_stacks_those_of_the_accused_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene_history, "STACKS_BYTES", 10)
+    stacks = {"1": "12345", "2": "12345", "7": "1234567"}
+    assert scene_history._bounded(stacks, (7,)) == {"7": "1234567"}
+    assert scene_history._bounded(stacks, ()) == {"1": "12345", "2": "12345"}
+
+
+def test_racks_are_read_from_lines_of_host_and_rack(tmp_path: Path) -> None:
+    path = tmp_path / "racks.csv"
+    path.write_text('\ufeffHost,Rack\n# the old hall\nnode-1, A 1\n\nnode-2,"B,2"\nnode-1,A 1\n')
+    assert read_racks(path) == {"node-1": "A 1", "node-2": "B,2"}
+    assert read_racks(None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"node-1\n", "Line 1 of"),
+        (b"host,rack\nnode-1,\n", "Line 2 of"),
+        (b"node-1,A\nnode-1,B\n", "puts node-1 into rack B"),
+        (b"host,rack\n", "There is no host"),
+        (b"\xff\xfe,", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_of_racks_that_cannot_be_meant_is_refused(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "racks.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        read_racks(path)
 
 
 def test_operations_name_who_is_absent_and_who_waits() -> None:

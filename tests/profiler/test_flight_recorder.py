@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import megascope
 from megascope.profiler.errors import FormatError
 from megascope.profiler.flight_recorder import DUMPS, MOST_ENTRIES, DumpOnRequest, request_dumps, take_dump, turn_on
 from megascope.profiler.topology import Topology
@@ -44,6 +45,28 @@ def test_what_the_user_has_set_stays(tmp_path: Path, old: bool) -> None:
     environment = dict(given_values)
     turn_on(tmp_path, environment)
     assert environment == given_values
+
+
+def test_what_was_set_is_taken_back_and_what_others_set_stays(tmp_path: Path) -> None:
+    environment = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "HOME": "/"}
+    undo = turn_on(tmp_path, environment)
+    environment["TORCH_FR_BUFFER_SIZE"] = "77"
+    undo()
+    assert environment == {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "HOME": "/", "TORCH_FR_BUFFER_SIZE": "77"}
+
+
+def test_shutdown_leaves_the_environment_as_init_found_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("TORCH_FR", "TORCH_NCCL"))]:
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    for attempt in (0, 1):
+        megascope.init(
+            run="run", attempt=attempt, spool=tmp_path, store=tmp_path / "store", agent=False, automatic=False
+        )
+        place = os.environ["TORCH_FR_DUMP_TEMP_FILE"]
+        assert place == str(tmp_path / "run" / str(attempt) / DUMPS / "_dump_")
+        megascope.shutdown()
+        assert dict(os.environ) == before
 
 
 @pytest.mark.timeout(60)

@@ -12,6 +12,9 @@ import pytest
 
 import megascope
 from megascope.collectors.rank_drain import RankDrain
+from megascope.profiler.box import BoxReader
+from megascope.profiler.rendezvous import in_rendezvous
+from megascope.profiler.vocabulary import STATUS_CODES, Status
 from support.forkrun import fork_ranks, run_ranks
 
 
@@ -89,3 +92,22 @@ def test_who_has_come_through_has_nothing_in_flight(tmp_path: Path) -> None:
         return seen, dist.init_process_group is not original
 
     assert run_ranks(2, work) == [([], True)] * 2
+
+
+def test_a_rendezvous_that_is_tried_again_leaves_none_open(tmp_path: Path) -> None:
+    recorder = megascope.init(
+        run="run", attempt=0, spool=tmp_path, store=tmp_path / "store", agent=False, automatic=False
+    )
+    try:
+        for _ in range(2):
+            with pytest.raises(TimeoutError), in_rendezvous(recorder, 4):
+                raise TimeoutError
+            assert in_flight(tmp_path, 0) == [("rendezvous", "collective", 1)]
+        with in_rendezvous(recorder, 4):
+            assert in_flight(tmp_path, 0) == WAITING
+        assert in_flight(tmp_path, 0) == []
+    finally:
+        megascope.shutdown()
+    records = BoxReader(tmp_path / "run" / "0" / "rank-00000.box").read_ring(0, 0).records
+    operations = [STATUS_CODES[one["status"]] for one in records if one["sequence"] == 1]
+    assert operations == [Status.ABORTED, Status.ABORTED, Status.OK]

@@ -54,11 +54,13 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A file that holds no dump, and why; ``rank`` as its name tells."""
+    """A file that holds no dump, and why; ``rank`` as its name tells. ``is_elsewhere``: it was not brought here, so
+    that its rank did write one."""
 
     path: Path
     rank: int | None
     reason: str
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ..ends import Waiters
 from ..graph import WaitGraph
@@ -15,7 +14,7 @@ from ..mismatch import Root, find_mismatches
 from ..operations import synchronises
 from ..roots import group_name
 from ..states import Flight, Snapshot
-from ..verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, listed
+from ..verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, listed, plain_utc
 from .facts import Dump, DumpFolder
 from .scene import mixed_groups, snapshot_of
 
@@ -82,9 +81,11 @@ def _weigh(
     ]  # fmt: skip
     seen = [root for root in firm if alive & set(root.ranks)]
     silent = tuple(sorted({rank for root in firm if root not in seen for rank in root.ranks}))
+    elsewhere = {one.rank for one in folder.damaged if one.is_elsewhere}
+    firm = [root for root in firm if not set(root.ranks) <= elsewhere]
     if seen:
         return _Weighed(State.HANG, tuple(seen), _waited_for(silent))
-    if silent and len(snapshot.missing) * FEW <= len(alive) + len(snapshot.missing):
+    if firm and len(snapshot.missing) * FEW <= len(alive) + len(snapshot.missing):
         return _Weighed(State.HANG, tuple(firm))
     if silent:
         return _Weighed(State.INCONCLUSIVE, (), _waited_for(silent))
@@ -182,7 +183,7 @@ def _flight(flight: Flight, snapshot: Snapshot) -> str:
     name = group_name(snapshot, flight.group)
     peer = "" if flight.peer is None else f" with rank {flight.peer}"
     number = f" #{flight.sequence}" if flight.peer is None else ""
-    since = "" if flight.begun_ns is None else f", enqueued at {_utc(flight.begun_ns)}"
+    since = "" if flight.begun_ns is None else f", enqueued at {plain_utc(flight.begun_ns)}"
     return f"{flight.segment}{number}{peer} of {name}{since}"
 
 
@@ -195,10 +196,6 @@ def _who_completed(flight: Flight, snapshot: Snapshot) -> str:
     }
     ahead = [rank for rank, number in done.items() if number >= (flight.sequence or 0)]
     return f"; rank {listed(ahead)} completed it" if ahead else ""
-
-
-def _utc(moment_ns: int) -> str:
-    return datetime.fromtimestamp(moment_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def _absences(folder: DumpFolder) -> list[Abstention]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ...collectors.dumps import LEFT_OUT
 from ...profiler.errors import FormatError, UsageError
-from ...profiler.topology_file import TopologyFile, read_topology_file
+from ...profiler.topology_file import TopologyFile, read_topology
 from .facts import Damaged, Dump, DumpFolder
 from .loading import DumpError, load
-from .names import TOPOLOGY, may_be_dump, ranks_of
+from .names import may_be_dump, ranks_of
 from .parsing import parse
 
 _FIRST_BYTES = (b"\x80", b"{", b"(", b"}")
@@ -43,6 +44,7 @@ def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
     topology = _topology(path if path.is_dir() else path.parent, notes)
     ranks, unknown = ranks_of(files)
     damaged = [Damaged(one, None, "its name does not tell the rank") for one in unknown]
+    damaged += _left_out(path) if path.is_dir() else []
     dumps: dict[int, Dump] = {}
     for number, (file, rank) in enumerate(sorted(ranks.items(), key=lambda one: (one[1], _written(one[0])))):
         if progress is not None and number % 200 == 0:
@@ -56,7 +58,7 @@ def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
             both = f"{dumps[rank].path.name} and {file.name} are both of rank {rank}"
             notes.append(f"{both}: the newer, {file.name}, is used")
         dumps[rank] = dump
-    damaged = [one for one in damaged if one.rank not in dumps]
+    damaged = list({(one.rank, one.path): one for one in damaged if one.rank not in dumps}.values())
     if not dumps and not any(one.rank is not None for one in damaged):
         raise UsageError(f"No file in {path} is a Flight Recorder dump: name the folder with files such as _dump_0.")
     return _folder(path, dumps, damaged, topology, notes)
@@ -71,6 +73,20 @@ def _folder(
         path, dumps, tuple(damaged), topology.world_size, topology.hosts, topology.coordinates, tuple(topology.axes),
         tuple(notes),
     )  # fmt: skip
+
+
+def _left_out(folder: Path) -> list[Damaged]:
+    """Dumps that agents could not bring into the store, by their lists (see `collectors.dumps`)."""
+    told: dict[Path, str] = {}
+    for listed in sorted(folder.glob(LEFT_OUT.format("*"))):
+        try:
+            lines = listed.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        pairs = [line.split(": ", 1) for line in lines if ": " in line]
+        told |= {Path(name): reason for name, reason in pairs if may_be_dump(Path(name))}
+    ranks, _ = ranks_of(told)
+    return [Damaged(path, rank, f"left on its host: {told[path]}", True) for path, rank in ranks.items()]
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -93,11 +109,8 @@ def _written(path: Path) -> float:
 
 
 def _topology(folder: Path, notes: list[str]) -> TopologyFile | None:
-    path = folder / TOPOLOGY
-    if not path.is_file():
-        return None
     try:
-        return read_topology_file(path)
+        return read_topology(folder)
     except (FormatError, OSError) as error:
         notes.append(f"the topology beside the dumps is not used: {error}")
         return None

@@ -13,6 +13,7 @@ from .causes import Cause, find_causes
 from .facts import LogEvidence
 from .quiet import line_evidence
 from .scene import build_scene
+from .verdict import clock_notes
 
 CONFIRMABLE = frozenset(
     {
@@ -111,8 +112,21 @@ def add_to_verdict(judged: Judged, evidence: LogEvidence) -> Judged:
         culprits, notes = _confirmed(culprits, causes)
         if notes == [] and any(_ends(cause) for cause in causes) and verdict.verdict == State.INCONCLUSIVE:
             verdict = replace(verdict, verdict=State.CRASHED)
+    notes += clock_notes(evidence)
     verdict = replace(verdict, culprits=tuple(culprits), abstained=(*notes, *verdict.abstained))
+    verdict = _counted_again(verdict, judged)
     return replace(judged, verdict=_without_missing(verdict, causes))
+
+
+def _counted_again(verdict: HangVerdict, judged: Judged) -> HangVerdict:
+    """With those who wait, and whose waits lead to a culprit, counted for the culprits that there are now."""
+    accused, before = ({rank for one in each.culprits for rank in one.ranks} for each in (verdict, judged.verdict))
+    if accused == before or judged.graph is None:
+        return verdict
+    reached = Waiters.of(judged.graph).waiting_for(accused) - accused
+    waiting = (set(judged.graph.waiting()) | reached | set(verdict.unexplained)) - accused
+    unexplained = tuple(sorted(waiting - reached))
+    return replace(verdict, victims=len(waiting), explained=len(reached), unexplained=unexplained)
 
 
 def _with_host(culprit: HangCulprit, evidence: LogEvidence) -> HangCulprit:

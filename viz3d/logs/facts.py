@@ -217,7 +217,9 @@ class LogFile:
 @dataclass(frozen=True, slots=True)
 class LogEvidence:
     """All that logs tell. ``hosts`` maps global ranks to hosts, ``heard`` are ranks that wrote anything, ``last_step``
-    the last iteration that was printed. ``dropped`` counts facts beyond the limits, by kind.
+    the last iteration that was printed. ``dropped`` counts facts beyond the limits, by kind. Files with the same number
+    in ``clocks`` tell the time by clocks that agree (see `clocks.clocks_of`); ``earlier`` are files of earlier starts,
+    which were not read.
     """
 
     files: tuple[LogFile, ...] = ()
@@ -239,6 +241,12 @@ class LogEvidence:
     last_step: int | None = None
     last_ns: int | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
+    clocks: Mapping[str, int] = field(default_factory=dict)
+    earlier: tuple[str, ...] = ()
+
+    def same_clock(self, one: Place, other: Place) -> bool:
+        """Whether the times at two places can be compared: in one file, or in files whose clocks agree."""
+        return one.file == other.file or self.clocks.get(one.file, 0) == self.clocks.get(other.file, 0)
 
     def counts(self) -> dict[str, int]:
         """How much of each kind was found, for the list of what a verdict was read from; kinds without any are left

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from .clocks import Times
 from .facts import (
     DesyncReport,
     DumpSignal,
@@ -76,6 +77,7 @@ class FileFacts:
     last_step: int | None
     last_ns: int | None
     dropped: int
+    times: Times
 
 
 def read_file(path: Path, name: str, speaker: Speaker, progress: Callable[[int], None] | None = None) -> FileFacts:
@@ -135,6 +137,7 @@ class _Taking:
     report: Report = field(default_factory=Report)
     world_size: int | None = None
     last_step: int | None = None
+    first_ns: int | None = None
     last_ns: int | None = None
     steps: int = 0
     dropped: int = 0
@@ -149,7 +152,9 @@ class _Taking:
                 self.hosts[speaker.rank] = speaker.host
         place = Place(self.name, number)
         moment_ns = self.stamps.moment_ns(text)
-        self.last_ns = max(self.last_ns or 0, moment_ns) if moment_ns is not None else self.last_ns
+        if moment_ns is not None:
+            self.first_ns = moment_ns if self.first_ns is None else self.first_ns
+            self.last_ns = max(self.last_ns or 0, moment_ns)
         if "NCCL" in text and process_of(text) is not None:
             self._of_nccl(text, speaker, place)
             return
@@ -234,6 +239,7 @@ class _Taking:
         return FileFacts(
             file, facts, list(self.members.values()), self.sizes, self.hosts, heard, self.prefixes, self.world_size,
             self.last_step, self.last_ns, self.dropped,
+            Times(self.name, self.first_ns, self.last_ns, not self.stamps.has_local),
         )  # fmt: skip
 
 

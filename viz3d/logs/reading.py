@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...profiler.errors import UsageError
+from .clocks import clocks_of
 from .facts import (
     DesyncReport,
     DumpSignal,
@@ -26,13 +27,12 @@ from .facts import (
 )
 from .groups import complete
 from .one_file import FileFacts, read_file
+from .restarts import last_starts
 from .speakers import NOBODY, file_speakers
 
 ENDINGS = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".dmesg")
 """Endings of files in a folder that are taken for logs, also with `.gz` behind them or a number (`.log.1`)."""
 
-_ATTEMPT = re.compile(r"^attempt_(\d+)$")
-_RESTART = re.compile(r"^(run|attempt|restart|launch|retry)[_.-]?(\d{1,4})\.", re.IGNORECASE)
 _ROTATED = re.compile(r"\.\d+$")
 
 Progress = Callable[[str], None]
@@ -45,8 +45,11 @@ def is_log_name(path: Path) -> bool:
 
 
 def log_files(paths: Sequence[Path]) -> list[Path]:
-    """The files to read: those given, and all logs below given folders; of attempts the last one (`attempt_1/`,
-    `run-1.log`)."""
+    """The files to read: those given, and all logs below given folders; of starts the last one (`last_starts`)."""
+    return last_starts(_all_files(paths))[0]
+
+
+def _all_files(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -55,34 +58,16 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
             found.append(path)
         else:
             raise UsageError(f"There is no file {path}: give the logs of the job, or the folder that they are in.")
-    return _last_attempts(list(dict.fromkeys(found)))
-
-
-def _last_attempts(files: Sequence[Path]) -> list[Path]:
-    """Without the files of attempts that were started again: the last one of a launch is the one that hangs."""
-    last: dict[Path, int] = {}
-    attempts: dict[Path, tuple[Path, int]] = {}
-    for path in files:
-        for folder in path.parents:
-            if found := _ATTEMPT.match(folder.name):
-                number = int(found[1])
-                attempts[path] = folder.parent, number
-                last[folder.parent] = max(last.get(folder.parent, 0), number)
-                break
-        else:
-            if started := _RESTART.match(path.name):
-                series = path.parent / path.name.replace(started[2], "#", 1)
-                attempts[path] = series, int(started[2])
-                last[series] = max(last.get(series, 0), int(started[2]))
-    return [path for path in files if path not in attempts or attempts[path][1] == last[attempts[path][0]]]
+    return list(dict.fromkeys(found))
 
 
 def read_logs(paths: Sequence[Path], progress: Progress | None = None) -> LogEvidence:
     """Read logs in one pass each. UsageError if there is none; one that cannot be read is named in ``files``.
 
-    Times are UTC ns as if a log that names no zone were in UTC. Memory is bounded by the facts, not by the files.
+    Times are UTC ns as if a log that names no zone were in UTC: those of several files are compared only where their
+    clocks agree (``clocks``). Memory is bounded by the facts, not by the files.
     """
-    files = log_files(paths)
+    files, earlier = last_starts(_all_files(paths))
     if not files:
         raise UsageError(
             f"There is no log ({', '.join(ENDINGS[:4])}, packed or not) in {', '.join(map(str, paths))}: "
@@ -99,8 +84,8 @@ def read_logs(paths: Sequence[Path], progress: Progress | None = None) -> LogEvi
     if shift != 0:
         for path, speaker in _shifted(speakers, shift).items():
             parts[path] = read_file(path, names[path], speaker)
-        return complete(_together(list(parts.values())))
-    evidence = _together(list(parts.values()))
+        return complete(_together(list(parts.values()), earlier))
+    evidence = _together(list(parts.values()), earlier)
     if evidence.world_size is None:
         evidence = replace(evidence, world_size=_whole(speakers))
     return complete(evidence)
@@ -138,7 +123,7 @@ def _names(files: Sequence[Path]) -> dict[Path, str]:
     return {path: path.name if often[path.name] == 1 else "/".join(path.parts[-3:]) for path in files}
 
 
-def _together(parts: Sequence[FileFacts]) -> LogEvidence:
+def _together(parts: Sequence[FileFacts], earlier: Sequence[Path]) -> LogEvidence:
     facts = [fact for part in parts for fact in part.facts]
     worlds = [part.world_size for part in parts if part.world_size is not None]
     steps = [part.last_step for part in parts if part.last_step is not None]
@@ -164,4 +149,6 @@ def _together(parts: Sequence[FileFacts]) -> LogEvidence:
         last_step=max(steps, default=None),
         last_ns=max(moments, default=None),
         dropped={"facts": dropped} if dropped else {},
+        clocks=clocks_of([part.times for part in parts]),
+        earlier=tuple(_names(earlier).values()),
     )

@@ -23,6 +23,8 @@ class Stamps:
 
     modified_ns: int | None = None
     year: int | None = None
+    has_local: bool = False
+    """Whether any moment so far named no zone."""
 
     def moment_ns(self, line: str) -> int | None:
         """The moment that a line tells, UTC ns; None for none, or for one that no calendar has."""
@@ -39,9 +41,11 @@ class Stamps:
             self.year = int(found[1])
             numbers = [int(found[number]) for number in range(1, 7)]
             zone = _zone(found[8])
+            self.has_local |= found[8] is None
             return _ns(datetime(*numbers, tzinfo=zone), found[7])  # type: ignore[arg-type,misc]
         if found := _KERNEL.search(line):
             self.year = int(found[6])
+            self.has_local = True
             month = _MONTHS.index(found[1]) + 1
             numbers = [int(found[number]) for number in range(2, 6)]
             return _ns(datetime(self.year, month, *numbers, tzinfo=UTC), None)  # type: ignore[arg-type,misc]
@@ -51,6 +55,7 @@ class Stamps:
         return None
 
     def _without_year(self, month: int, day: int, hour: int, minute: int, second: int, part: str | None) -> int | None:
+        self.has_local = True
         if self.year is not None:
             return _ns(datetime(self.year, month, day, hour, minute, second, tzinfo=UTC), part)
         if self.modified_ns is None:

@@ -13,6 +13,7 @@ from ..mismatch import Root, deviants, find_mismatches
 from ..roots import group_name, name_roots
 from ..verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, listed
 from .causes import Cause, Causes, find_causes
+from .clocks import not_compared
 from .facts import Desync, DesyncReport, LogEvidence, Timeout, Watermark
 from .quiet import SILENCE, Found, line_evidence, without_alarm
 from .scene import Scene, build_scene
@@ -214,6 +215,18 @@ def _notes(evidence: LogEvidence, causes: Causes, scene: Scene) -> tuple[Abstent
         sources = sorted({one.source for one in evidence.signals if one.source is not None})
         reason = f"rank {listed(sources)} alarmed first, which by itself makes nobody a culprit"
         notes.append(Abstention("alarms", reason))
+    notes += clock_notes(evidence)
     if evidence.dropped:
         notes.append(Abstention("logs", f"{sum(evidence.dropped.values())} further lines of interest were passed over"))
     return tuple(notes)
+
+
+def clock_notes(evidence: LogEvidence) -> list[Abstention]:
+    """Which times were not compared, and which files of earlier starts were not read."""
+    notes = []
+    if (told := not_compared(evidence)) is not None:
+        notes.append(Abstention("clocks", told))
+    if evidence.earlier:
+        names = ", ".join(evidence.earlier[:4]) + (", ..." if len(evidence.earlier) > 4 else "")
+        notes.append(Abstention("logs", f"{len(evidence.earlier)} files of earlier starts were not read: {names}"))
+    return notes

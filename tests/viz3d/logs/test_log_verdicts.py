@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megascope.profiler.topology import Topology
+from megascope.viz3d.ends import Waiters
 from megascope.viz3d.hang import Judged
 from megascope.viz3d.logs.adding import add_to_snapshot, add_to_verdict
 from megascope.viz3d.logs.facts import LogEvidence
@@ -410,6 +411,34 @@ def test_a_silent_rank_gives_way_to_the_one_that_a_line_names(tmp_path: Path) ->
     verdict = add_to_verdict(judged, raised_log(tmp_path, 5)).verdict
     assert named(verdict) == {(5,): "exception"}
     assert "ranks 3 left no data either" in verdict.abstained[0].reason
+
+
+def test_who_waits_is_counted_again_for_those_that_a_log_names(tmp_path: Path) -> None:
+    """Two are without data, both were accused; of the one that a line names seven at most can be explained."""
+    scene = cascade(Topology.of(pp=2, dp=2, tp=2), 5)
+    scene.lose(5)
+    earlier, later = scene.looks()
+    diagnosis = compare_looks(earlier, later)
+    own = len(diagnosis.waiting)
+    open_verdict = HangVerdict("r", 0, None, State.INCONCLUSIVE, victims=own, explained=0, unexplained=(0, 1))
+    judged = Judged(open_verdict, later, diagnosis.graph)
+    verdict = add_to_verdict(judged, raised_log(tmp_path, 5)).verdict
+    assert named(verdict) == {(5,): "exception"}
+    reached = Waiters.of(diagnosis.graph).waiting_for({5})
+    assert (verdict.victims, verdict.explained, verdict.unexplained) == (7, len(reached), ())
+    assert verdict.culprits[0].waiters == len(reached) == 7
+    other = add_to_verdict(judged, raised_log(tmp_path, 0)).verdict
+    assert named(other) == {(0,): "exception"}
+    assert other.explained == len(Waiters.of(diagnosis.graph).waiting_for({0}) - {0})
+    assert other.victims == other.explained + len(other.unexplained)
+    assert 0 not in other.unexplained
+
+
+def test_a_verdict_whose_culprits_stay_keeps_its_counts(tmp_path: Path) -> None:
+    judged = lost(5)
+    judged = replace(judged, verdict=replace(judged.verdict, victims=7, explained=6, unexplained=(2,)))
+    verdict = add_to_verdict(judged, raised_log(tmp_path, 5)).verdict
+    assert (verdict.victims, verdict.explained, verdict.unexplained) == (7, 6, (2,))
 
 
 def test_where_nobody_was_accused_the_log_does(tmp_path: Path) -> None:
