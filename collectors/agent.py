@@ -16,6 +16,7 @@ import duckdb
 
 from ..profiler.errors import MegascopeError
 from .agent_spool import boxes, clear_away, patient_lock
+from .alarm_pickup import AlarmPickUp
 from .clock_watch import ClockWatch, presence_of
 from .compaction_idle import compact_if_alone
 from .health import HealthSampler
@@ -122,6 +123,7 @@ class Agent:
         self._quota = Quota(settings.store, limit)
         self._health = HealthSampler()
         self._clocks = ClockWatch(settings.store)
+        self._alarms = AlarmPickUp(settings.store)
         self._flush_timer, self._heartbeat_timer = _Timer(settings.flush_s), _Timer(settings.heartbeat_s)
         self._health_timer, self._catalog_timer = _Timer(settings.health_s), _Timer(settings.catalog_s)
         self._busy_at = time.monotonic()
@@ -176,6 +178,7 @@ class Agent:
                 self.runs[run].poll(numbers, self.settings.stall_s, heartbeat=heartbeat)
         if self._health_timer.is_due():
             self._sample_health()
+        self._alarms.poll()
         is_much = sum(run.pending_spans for run in self.runs.values()) >= FLUSH_FROM_SPANS
         has_ended = any(attempt.is_over for run in self.runs.values() for attempt in run.attempts.values())
         if flush or has_ended or is_much or self.is_behind or self._flush_timer.is_due():
@@ -200,6 +203,7 @@ class Agent:
         for run in self.runs.values():
             run.close()
         self.runs.clear()
+        self._alarms.close()
 
     # -- what there is to do ------------------------------------------------------------------------------------
 

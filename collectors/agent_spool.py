@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..profiler.errors import MegascopeError
+from ..profiler.stack_signal import FOLDER as STACKS
 from .locks import FileLock
 
 
@@ -38,6 +40,17 @@ def clear_away(spool: Path) -> None:
             log.unlink()
     with contextlib.suppress(OSError):
         spool.rmdir()
+
+
+def remove_attempt(folder: Path) -> None:
+    """Remove an attempt's folder in a spool once its boxes are gone; with any, only their stacks go."""
+    shutil.rmtree(folder / STACKS, ignore_errors=True)
+    if not any(folder.glob("*.box")):
+        for clock in folder.glob("clock*.json"):
+            clock.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def boxes(spool: Path, run: str | None = None, attempt: int | None = None) -> Iterator[Path]:

@@ -9,22 +9,17 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import IO
 
 TIMEOUT_S = 10.0
-RETRIES = 3
-RETRY_AFTER_S = 1.0
 
 AFTER_KILL_S = 2.0
 """A child that is not gone so long after SIGKILL hangs in the kernel, and nobody waits for it."""
 
 KEPT_BYTES = 4096
-_SERVER_ERROR = 500
-_TRY_AGAIN = frozenset({408, 429})
 
 
 class _Tail(threading.Thread):
@@ -85,24 +80,15 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         """None: the answer counts as an error."""
 
 
-def call_webhook(
-    url: str, content: str, timeout_s: float = TIMEOUT_S, retry_after_s: float = RETRY_AFTER_S
-) -> str | None:
-    """POST ``content`` as JSON; None, or what went wrong. What a server may cure is tried again, twice."""
+def call_webhook(url: str, content: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """POST ``content`` as JSON, once; None, or what went wrong. The text never has the address: it may be a secret."""
     headers = {"Content-Type": "application/json", "User-Agent": "megascope"}
-    problem = None
-    for attempt in range(RETRIES):
-        if attempt:
-            time.sleep(retry_after_s * 2 ** (attempt - 1))
-        try:
-            request = urllib.request.Request(url, content.encode(), headers, method="POST")
-            with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s):
-                return None
-        except urllib.error.HTTPError as error:
-            error.close()
-            problem = f"the webhook answered {error.code}"
-            if error.code < _SERVER_ERROR and error.code not in _TRY_AGAIN:
-                return problem
-        except (OSError, http.client.HTTPException, ValueError) as error:  # its text may hold the address: a secret
-            problem = f"the webhook cannot be reached ({type(error).__name__})"
-    return problem
+    try:
+        request = urllib.request.Request(url, content.encode(), headers, method="POST")
+        with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"the webhook answered {error.code}"
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"the webhook cannot be reached ({type(error).__name__})"

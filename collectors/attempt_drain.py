@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import shutil
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ..profiler.errors import FormatError
-from ..profiler.stack_signal import FOLDER as STACKS
+from ..profiler.host import host_name
+from .agent_spool import remove_attempt
+from .attempt_beats import Beats
 from .attempt_tables import run_row, small_tables, worst_exit
 from .event_rows import SpanArrays, event_rows
-from .health import RECORDER_SPAN, judged
-from .heartbeat_rows import heartbeat
 from .incidents import SNAPSHOT_GAP_S, Incident, IncidentKind, IncidentWatch
 from .outbox import UNFIT, Outbox, Whole
 from .overhead_watch import OverheadWatch
+from .phases import PhaseBoard
 from .processes import ProcessSample
 from .rank_drain import RankDrain
 from .rank_metadata import RankMetadata
@@ -33,6 +31,9 @@ log = logging.getLogger(__name__)
 LINGER_NS = 5_000_000_000
 """An attempt of which fewer ranks were seen than it has is over only after its boxes were still for that long."""
 
+TOLD_EARLIER = 4
+"""Other hosts are told of what takes long once it has taken this part of the time that makes a stall."""
+
 _UNREADABLE_AFTER_NS = 5_000_000_000
 
 
@@ -41,7 +42,7 @@ class AttemptDrain:
 
     ``poll`` reads what is new, ``write`` stages all of it, ``committed`` forgets it: between the last two lies the
     commit, which also takes `state`, so that files and positions become valid together. Boxes that cannot be read are
-    added to ``given_up`` and left where they are.
+    added to ``given_up`` and left where they are. Agents of several hosts tell each other in ``store`` what takes long.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class AttemptDrain:
         stall_s: float,
         state: Mapping[str, Any] | None = None,
         given_up: set[Path] | None = None,
+        store: Path | None = None,
     ) -> None:
         known = state or {}
         self.folder, self.run, self.attempt = folder, run, attempt
@@ -63,13 +65,13 @@ class AttemptDrain:
         self._overhead = OverheadWatch()
         self._boxes: dict[str, Any] = dict(known.get("boxes", {}))
         self._start_ns: int | None = known.get("start_ns")
-        name = f"{run}/{attempt}/{socket.gethostname()}"
-        self._incidents = IncidentWatch(name, stall_s, SNAPSHOT_GAP_S, known.get("incidents"))
+        name = f"{run}/{attempt}/{host_name()}"
+        self._board = None if store is None else PhaseBoard(store, run, attempt, host_name(), stall_s / TOLD_EARLIER)
+        self._incidents = IncidentWatch(name, stall_s, SNAPSHOT_GAP_S, known.get("incidents"), self._board)
         self._unreadable: dict[Path, int] = {}
         self._given_up = set() if given_up is None else given_up
         self._described = -1
-        self._said_goodbye: set[Path] = set()
-        self._calibrated: set[Path] = set()
+        self._beats = Beats(self.outbox)
         self._staged: dict[str, Any] = {}
         self._problems: set[str] = set()
 
@@ -156,17 +158,14 @@ class AttemptDrain:
         share = max(1, most // max(1, len(self.ranks)))  # each its part, so that none waits for all of another
         samples = {rank: self._look(rank, share if drain else 0) for rank in list(self.ranks)}
         self._describe()
+        if self._board is not None:
+            self._board.watch(self.ranks, self.now_ns)
         self._incidents.check(self.ranks, self.outbox, self.now_ns)
         for rank in self.ranks:
-            if not rank.is_ended:
-                self._said_goodbye.discard(rank.path)
-            sample = samples[rank]
-            has_reason = (heartbeat or rank.is_ended) and rank.path not in self._said_goodbye
-            if rank.header is not None and sample is not None and has_reason:
-                self._beat(rank, sample)
+            self._beats.look(rank, samples[rank], self.now_ns, is_due=heartbeat)
         self.is_over = drain and self._is_over()
         cost = self._overhead.take(is_over=self.is_over)
-        self.add_health([{"host": socket.gethostname(), "device": None, **row} for row in cost])
+        self.add_health([{"host": host_name(), "device": None, **row} for row in cost])
         if self.is_over:
             self._incidents.close_all(self.now_ns)
             reason = worst_exit(self._metadata(), died=any(rank.died for rank in self.ranks))
@@ -223,17 +222,6 @@ class AttemptDrain:
         world = max((rank.header.world_size for rank in self.ranks if rank.header is not None), default=0)
         is_whole = len({rank.rank for rank in self.ranks}) >= world > 0
         return is_whole or time.monotonic_ns() - self.changed_ns > LINGER_NS
-
-    def _beat(self, rank: RankDrain, sample: ProcessSample) -> None:
-        """One heartbeat; of a rank that has ended it is the last."""
-        assert rank.header is not None
-        if rank.is_ended:
-            self._said_goodbye.add(rank.path)
-        if rank.path not in self._calibrated and not rank.is_resumed and rank.header.recorder_span_ns is not None:
-            self._calibrated.add(rank.path)
-            cost = judged(RECORDER_SPAN, rank.header.recorder_span_ns)
-            self.add_health([{"host": rank.header.host, "device": rank.header.device, **cost}])
-        self.outbox.append("heartbeats", [heartbeat(rank, sample)])
 
     # -- the attempt as a whole ---------------------------------------------------------------------------------
 
@@ -292,7 +280,9 @@ class AttemptDrain:
             rank.committed()
 
     def close(self) -> None:
-        """Unmap all boxes."""
+        """Unmap all boxes, and tell other hosts nothing any more."""
+        if self._board is not None:
+            self._board.clear()
         for rank in self.ranks:
             rank.close()
 
@@ -302,10 +292,4 @@ class AttemptDrain:
         for rank in self.ranks:
             rank.path.unlink(missing_ok=True)
             rank.metadata.remove()
-        shutil.rmtree(self.folder / STACKS, ignore_errors=True)
-        if not any(self.folder.glob("*.box")):
-            for clock in self.folder.glob("clock*.json"):
-                clock.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self.folder.rmdir()
-                self.folder.parent.rmdir()
+        remove_attempt(self.folder)

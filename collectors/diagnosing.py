@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from .durable import make_folders
+from .manifest import quote_name
+from .shared_claim import SharedClaim
 
 TIMEOUT_S = 120.0
 """12,288 ranks take a few seconds; a store on a slow file system more."""
-
-LEASE_S = 60.0
-"""The host that diagnoses a stall renews its claim while the stall lasts; a claim that is older is free again."""
 
 FOLDER = "_diagnoses"
 """Folder of the store with the claims."""
@@ -38,48 +36,9 @@ class Diagnosed:
     took_s: float
 
 
-class Claim:
-    """The right to diagnose an attempt, of one holder in the fleet: a file in the store, alive while it is renewed."""
-
-    def __init__(self, store: Path, run: str, attempt: int, holder: str) -> None:
-        self._path = store / FOLDER / f"run={run}" / f"attempt={attempt}" / "claim"
-        self._holder = holder
-        self._renewed = 0.0
-
-    def take(self) -> bool:
-        """Whether it is this holder's now. Where the store cannot be written, it is: better twice than never."""
-        try:
-            return self._take()
-        except OSError:
-            return True
-
-    def _take(self) -> bool:
-        now = time.time()
-        for _ in range(2):
-            try:
-                make_folders(self._path.parent)
-                with self._path.open("x", encoding="utf-8") as file:
-                    file.write(self._holder)
-                return True
-            except FileExistsError:
-                with contextlib.suppress(FileNotFoundError):
-                    if self._path.read_text(encoding="utf-8") == self._holder:
-                        if now - self._renewed > LEASE_S / 4:
-                            self._renewed = now
-                            os.utime(self._path)
-                        return True
-                    if now - self._path.stat().st_mtime < LEASE_S:
-                        return False
-                    aside = self._path.with_name(f"claim.{os.getpid()}.old")
-                    self._path.rename(aside)  # of several that find it too old, one succeeds
-                    aside.unlink()
-        return False
-
-    def give_free(self) -> None:
-        """The stall is over."""
-        with contextlib.suppress(OSError):
-            if self._path.read_text(encoding="utf-8") == self._holder:
-                self._path.unlink()
+def diagnosis_claim(store: Path, run: str, attempt: int, holder: str) -> SharedClaim:
+    """The right to diagnose an attempt, of one host of the fleet; its holder renews it while the stall lasts."""
+    return SharedClaim(store / FOLDER / f"run={quote_name(run)}" / f"attempt={attempt}", "diagnosis", holder)
 
 
 AFTER_KILL_S = 2.0

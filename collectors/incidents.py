@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from .outbox import Outbox
+from .phases import PhaseBoard
 from .processes import DEAD_STATES
 from .rank_drain import RankDrain
 from .stall_pace import StallPace
@@ -66,10 +67,15 @@ class IncidentWatch:
     """Watches the ranks of one attempt on this host."""
 
     def __init__(
-        self, name: str, stall_s: float, snapshot_gap_s: float, state: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        stall_s: float,
+        snapshot_gap_s: float,
+        state: Mapping[str, Any] | None = None,
+        board: PhaseBoard | None = None,
     ) -> None:
         self._name, self._gap_ns = name, int(snapshot_gap_s * 1e9)
-        self._pace = StallPace(stall_s, (state or {}).get("pace"))
+        self._pace = StallPace(stall_s, (state or {}).get("pace"), board)
         self.incidents = [Incident(**values) for values in (state or {}).get("incidents", ())]
         self._noted: set[str] = set((state or {}).get("noted", ()))
 

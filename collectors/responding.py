@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ..profiler.host import host_name
+from .alarm_delivery import Told
 from .alarm_memory import FOLDER
-from .alarms import Alarm, AlarmHook, AlarmSettings
-from .diagnosing import Claim, Diagnosed, Diagnoser
+from .alarm_rules import Alarm, AlarmSettings, named, settings_of_environment
+from .alarms import AlarmHook
+from .diagnosing import Diagnosed, Diagnoser, diagnosis_claim
 from .incidents import Incident, IncidentKind
 from .rank_drain import RankDrain
 from .stacks import StackTaker
+from .verdict_alarms import ALARMING, FIRM, alarm_of_verdict, read_verdict, sentence_of
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +30,20 @@ AGAIN_AFTER_NS = 3 * 10**9
 MOST_APART_NS = 60 * 10**9
 """A verdict that is not firm is asked for again, each time after twice the time, within this bound."""
 
-TOGETHER_NS = 10**9
+TOGETHER_NS = int(1.5e9)
+MOST_TOGETHER_NS = 5 * 10**9
+"""Deaths of one host are told as one: once there was none for so long, or the first was so long ago."""
 
-FIRM = frozenset({"hang", "crashed", "finished"})
-ALARMING = frozenset({"hang", "crashed", "inconclusive"})
+CLAIM_LOOK_S = 2.0
+"""A host that may not diagnose looks so often whether the one that may is gone."""
+
+REST_AFTER_FAILURE_S = 120.0
+"""Who could not tell of its verdict leaves the diagnosis to other hosts for so long."""
+
+FINISH_S = 10.0
+"""An agent that ends gives alarms on their way so long; what is not told then waits in the store."""
+
+FATE = "ended without a goodbye"
 
 
 @dataclass(slots=True)
@@ -49,10 +62,11 @@ class Responder:
 
     def __init__(self, store: Path, run: str, attempt: int, settings: AlarmSettings | None = None) -> None:
         self._run, self._attempt = run, attempt
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._hook = AlarmHook(settings or settings_of_environment(), store / FOLDER)
         self._diagnoser = Diagnoser(store)
-        self._claim = Claim(store, run, attempt, f"{self._host}:{os.getpid()}")
+        self._claim = diagnosis_claim(store, run, attempt, f"{self._host}:{os.getpid()}")
+        self._claim_at = 0.0
         self._stacks = StackTaker()
         self._cases: dict[str, _Case] = {}
         self._asked: Incident | None = None
@@ -61,9 +75,10 @@ class Responder:
         self, incidents: Sequence[Incident], ranks: Sequence[RankDrain], now: int, *, is_last: bool = False
     ) -> None:
         """Look once, the last time when the attempt is over. ``now``: UTC ns, of the attempt's clock."""
+        self._claim.keep()
         self._take_answer(now)
         for incident in incidents:
-            case = self._cases.setdefault(incident.incident, _Case(is_settled=incident.verdict is not None))
+            case = self._cases.get(incident.incident) or self._begin(incident, now)
             if incident.kind == IncidentKind.RANK_DIED:
                 self._tell_of_death(incident, case, now, is_last=is_last)
             elif incident.closed_ns is None:
@@ -75,6 +90,16 @@ class Responder:
         by_name = {incident.incident: incident for incident in incidents}
         self._note_alarms(by_name, now)
 
+    def _begin(self, incident: Incident, now: int) -> _Case:
+        """A new case, or one of an earlier agent, which may have ended before it told of its verdict."""
+        case = self._cases[incident.incident] = _Case()
+        verdict = read_verdict(incident.verdict)
+        if verdict is not None and verdict["verdict"] in FIRM:
+            case.is_settled = True
+            if incident.closed_ns is None and verdict["verdict"] in ALARMING:
+                self._alarm(alarm_of_verdict(verdict, now), case)
+        return case
+
     def _respond(self, incident: Incident, case: _Case, ranks: Sequence[RankDrain], now: int) -> None:
         if not case.has_stacks:
             case.has_stacks = True
@@ -85,7 +110,7 @@ class Responder:
             return
         if case.due_ns is None:
             case.due_ns = now + FIRST_AFTER_NS
-        if now < case.due_ns or self._diagnoser.is_busy or not self._claim.take():
+        if now < case.due_ns or self._diagnoser.is_busy or not self._may_diagnose():
             return
         case.diagnoses += 1
         case.due_ns = now + min(AGAIN_AFTER_NS * 2 ** (case.diagnoses - 1), MOST_APART_NS)
@@ -93,6 +118,18 @@ class Responder:
         self._asked = incident
         if problem is not None:
             incident.note("diagnosis-failed", now, problem=problem)
+
+    def _may_diagnose(self) -> bool:
+        """Whether this host has the claim. Where the store cannot be written it has: better twice than never."""
+        if self._claim.is_own:
+            return True
+        if time.monotonic() < self._claim_at:
+            return False
+        self._claim_at = time.monotonic() + CLAIM_LOOK_S
+        try:
+            return self._claim.take()
+        except OSError:
+            return True
 
     def _take_answer(self, now: int) -> None:
         answer = self._diagnoser.poll()
@@ -119,17 +156,23 @@ class Responder:
             self._alarm(alarm_of_verdict(answer.verdict, now), case)
 
     def _tell_of_death(self, incident: Incident, case: _Case, now: int, *, is_last: bool) -> None:
-        """One alarm for those that went together: it waits a moment for the others."""
+        """One alarm for those of this host that went together; the hook puts those of several hosts together."""
+        if case.alarmed or (incident.closed_ns is not None and not is_last):
+            return
         deaths = [one for one in incident.actions if one["action"] == "noticed-death" and one["rank"] is not None]
-        is_due = deaths and (is_last or now - max(int(one["moment_ns"]) for one in deaths) >= TOGETHER_NS)
-        if case.alarmed or not is_due or (incident.closed_ns is not None and not is_last):
+        if not deaths:
+            return
+        moments = [int(one["moment_ns"]) for one in deaths]
+        if not is_last and now - max(moments) < TOGETHER_NS and now - min(moments) < MOST_TOGETHER_NS:
             return
         ranks = tuple(sorted({int(one["rank"]) for one in deaths}))
         what = ", ".join(sorted({str(one["state"]) for one in deaths}))
-        who = f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
-        sentence = f"{who} on {self._host} ended without a goodbye ({what}), run {self._run}, attempt {self._attempt}."
-        moment_ns = int(deaths[0]["moment_ns"])
-        alarm = Alarm(incident.kind, "high", self._run, self._attempt, ranks, (self._host,), sentence, moment_ns)
+        who = f"Rank{'s' if len(ranks) > 1 else ''} {named(ranks)}"
+        sentence = f"{who} on {self._host} {FATE} ({what}), run {self._run}, attempt {self._attempt}."
+        first_ns = int(deaths[0]["moment_ns"])
+        alarm = Alarm(
+            incident.kind, "high", self._run, self._attempt, ranks, (self._host,), sentence, first_ns, fate=FATE
+        )
         self._alarm(alarm, case)
 
     def _alarm(self, alarm: Alarm, case: _Case) -> None:
@@ -140,53 +183,41 @@ class Responder:
     def _note_alarms(self, incidents: dict[str, Incident], now: int) -> None:
         for alarm, told in self._hook.take_results():
             names = [name for name, case in self._cases.items() if alarm.key in case.alarmed and name in incidents]
-            if told.outcome == "failed":
-                log.warning("An alarm of run %s was not told: %s.", self._run, told.detail)
+            self._log(alarm, told)
             if told.outcome == "nobody":
                 continue
             for name in names[-1:]:
                 more = {} if told.detail is None else {"problem": told.detail}
                 incidents[name].note("alarm", now, outcome=told.outcome, kind=alarm.kind, **more)
+            if told.outcome == "failed" and self._claim.is_own:
+                self._claim.give_free()  # another host may reach whom this one cannot
+                self._claim_at = time.monotonic() + REST_AFTER_FAILURE_S
 
-    def close(self) -> None:
-        """End what runs; an alarm that is being told gets a moment."""
+    def _log(self, alarm: Alarm, told: Told) -> None:
+        words = {
+            "retrying": "was not told yet, and is tried again",
+            "failed": "was not told",
+            "left": "was not told yet, and waits in the store",
+        }
+        if told.outcome in words:
+            log.warning("An alarm of run %s (%s) %s: %s.", self._run, alarm.kind, words[told.outcome], told.detail)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether an alarm is still on its way."""
+        return self._hook.is_telling
+
+    def end(self) -> None:
+        """End what runs, without waiting; alarms go on."""
         self._diagnoser.close()
         self._stacks.close()
         self._claim.give_free()
-        self._hook.finish(3.0)
 
-
-def settings_of_environment() -> AlarmSettings:
-    """The alarm settings; where they make no sense, that is said, and nobody is told."""
-    try:
-        return AlarmSettings.from_environment()
-    except ValueError as error:
-        log.warning("No alarms are given: %s", error)
-        return AlarmSettings()
-
-
-def alarm_of_verdict(verdict: dict[str, Any], moment_ns: int) -> Alarm:
-    """The alarm that tells of a verdict, the object of `megascope hang --json`."""
-    culprits = [one for one in verdict.get("culprits", ()) if isinstance(one, dict)]
-    ranks = tuple(sorted({int(rank) for one in culprits for rank in one["ranks"]}))
-    hosts = tuple(dict.fromkeys(str(host) for one in culprits for host in one["hosts"]))
-    severity = "high" if verdict["verdict"] in FIRM else "medium"
-    run, attempt = str(verdict["run"]), int(verdict["attempt"])
-    return Alarm(
-        str(verdict["verdict"]), severity, run, attempt, ranks, hosts, sentence_of(verdict), moment_ns, verdict
-    )
-
-
-def sentence_of(verdict: dict[str, Any]) -> str:
-    """A verdict's object in a sentence: its own where it has one."""
-    if isinstance(verdict.get("sentence"), str):
-        return str(verdict["sentence"])
-    parts = [
-        f"{one['kind']}: ranks {', '.join(map(str, one['ranks'][:8]))} on {', '.join(one['hosts'][:4]) or 'a host'}"
-        for one in verdict.get("culprits", ())[:3]
-    ]
-    told = "; ".join(parts) or "; ".join(str(one["reason"]) for one in verdict.get("abstained", ())[:1])
-    return f"Run {verdict['run']}, attempt {verdict['attempt']}: {verdict['verdict']}" + (f" ({told})" if told else "")
+    def close(self) -> None:
+        """End what runs; alarms that are on their way get a moment, and wait in the store then."""
+        self.end()
+        self._hook.finish(FINISH_S)
+        self._note_alarms({}, 0)
 
 
 __all__ = ["Responder", "alarm_of_verdict", "sentence_of", "settings_of_environment"]

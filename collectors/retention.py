@@ -19,6 +19,7 @@ from .files import FileChecker
 from .listing import Listing
 from .manifest import FileEntry, Pruned
 from .manifest_writer import GRACE_S
+from .retention_beside import beside_tables, delete_beside, is_beside, is_quiet, pruned_beside
 from .retention_plan import Retention, choose
 from .sweeping import unwritable_sentence
 
@@ -60,20 +61,39 @@ def prune(
     """
     listing, checker, report = Listing(root), FileChecker(root), PruneReport()
     listing.refresh()
-    chosen = choose(listing.all_entries(), retention, time.time_ns() if now_ns is None else now_ns)
-    chosen = [entry for entry in chosen if checker.is_sound(entry)]
+    beside = beside_tables(root)
+    chosen = choose([*listing.all_entries(), *beside], retention, time.time_ns() if now_ns is None else now_ns)
+    _prune_beside(root, filter(is_beside, chosen), report, quiet_s=quiet_s, dry_run=dry_run)
+    chosen = [entry for entry in chosen if not is_beside(entry) and checker.is_sound(entry)]
     if dry_run:
         free = replaceable(listing, quiet_s=quiet_s)
-        report.pruned = [_pruned(root, entry) for entry in chosen if entry.path in free]
-        report.being_written = len(chosen) - len(report.pruned)
+        found = [_pruned(root, entry) for entry in chosen if entry.path in free]
+        report.pruned += found
+        report.being_written += len(chosen) - len(found)
     else:
         _prune_blocks(root, chosen, listing, report, grace_s=grace_s, quiet_s=quiet_s)
     listing.refresh()
-    report.size_bytes = sum(entry.size_bytes for entry in listing.all_entries())
+    left = beside if dry_run else beside_tables(root)
+    report.size_bytes = sum(entry.size_bytes for entry in (*listing.all_entries(), *left))
     if dry_run:
         report.size_bytes -= sum(each.size_bytes for each in report.pruned)
     report.pruned = _together(report.pruned)
     return report
+
+
+def _prune_beside(
+    root: Path, chosen: Iterable[FileEntry], report: PruneReport, *, quiet_s: float, dry_run: bool
+) -> None:
+    for entry in chosen:
+        if not is_quiet(entry, quiet_s):
+            report.being_written += 1
+        elif dry_run:
+            report.pruned.append(pruned_beside(entry))
+        else:
+            try:
+                report.pruned += delete_beside(root, [entry])
+            except OSError as error:
+                report.say(unwritable_sentence(root, error))
 
 
 def _prune_blocks(

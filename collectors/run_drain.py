@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..profiler.errors import MegascopeError
+from ..profiler.host import host_name
 from ..profiler.topology import stable_id
 from .attempt_drain import AttemptDrain
 from .dumps import DumpGathering
@@ -36,10 +36,11 @@ class RunDrain:
     def __init__(self, spool: Path, store: Path, run: str, lock: FileLock) -> None:
         self._folder, self._store, self.run, self._lock = spool / run, store, run, lock
         # The same run in the same spool always has the same writer: that is how a new agent finds its positions.
-        self.writer_name = f"agent-{socket.gethostname()}-{stable_id('agent', str(spool.resolve()), run):016x}"
+        self.writer_name = f"agent-{host_name()}-{stable_id('agent', str(spool.resolve()), run):016x}"
         self.attempts: dict[int, AttemptDrain] = {}
         self._dumps: dict[int, DumpGathering] = {}
         self._responders: dict[int, Responder] = {}
+        self._ended: list[Responder] = []
         self._writer: TableWriter | None = None
         self._given_up: set[Path] = set()
         self._problem = ""
@@ -94,7 +95,9 @@ class RunDrain:
             folder = self._folder / str(number)
             if number in self.attempts or self._given_up.issuperset(folder.glob("*.box")):
                 continue
-            attempt = AttemptDrain(folder, self.run, number, stall_s, states.get(str(number)), self._given_up)
+            attempt = AttemptDrain(
+                folder, self.run, number, stall_s, states.get(str(number)), self._given_up, self._store
+            )
             if attempt.is_left_over():
                 left = self._dumps_of(attempt)
                 left.poll(0, {}, is_last=True)
@@ -132,7 +135,8 @@ class RunDrain:
     def _end_response(self, number: int) -> None:
         responder = self._responders.pop(number, None)
         if responder is not None:
-            responder.close()
+            responder.end()
+            self._ended = [*(one for one in self._ended if one.is_telling), responder]
 
     def _set_aside(self, attempt: AttemptDrain, error: Exception) -> None:
         """Leave an attempt that cannot be understood where it is, so that others go on."""
@@ -221,6 +225,8 @@ class RunDrain:
         """Unmap all boxes, close the writer and give the run free."""
         for number in list(self._responders):
             self._end_response(number)
+        for responder in self._ended:
+            responder.close()
         for attempt in self.attempts.values():
             attempt.close()
         if self._writer is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
+from .phases import PhaseBoard, only_waits
 from .rank_drain import RankDrain
 
 SLOW_KINDS = frozenset(
@@ -29,16 +30,20 @@ _KEPT_STEPS = 64
 
 
 class StallPace:
-    """Learns from the ranks of one attempt how long their steps and their rests are."""
+    """Learns from the ranks of one attempt how long their steps and their rests are.
 
-    def __init__(self, stall_s: float, state: Mapping[str, Any] | None = None) -> None:
-        self._stall_ns = int(stall_s * 1e9)
+    ``board`` tells what ranks of other hosts are in; None: nobody else is known.
+    """
+
+    def __init__(self, stall_s: float, state: Mapping[str, Any] | None = None, board: PhaseBoard | None = None) -> None:
+        self._stall_ns, self._board = int(stall_s * 1e9), board
         known = state or {}
         self._steps: deque[int] = deque(known.get("steps", ()), maxlen=_KEPT_STEPS)
         self._longest: dict[str, int] = dict(known.get("longest", {}))
         self._seen: dict[int, tuple[int, int]] = {}
         self._first: dict[int, int] = {}
         self._resting: tuple[frozenset[str], int] = frozenset(), 0
+        self._phase_ns = 0
 
     def state(self) -> dict[str, Any]:
         """For a later agent."""
@@ -50,23 +55,34 @@ class StallPace:
         The second is None where nothing is in flight: ranks that rest without having begun anything are idle.
         """
         self._watch_steps(ranks)
-        quiet_ns = time.monotonic_ns() - max((rank.changed_ns for rank in ranks), default=0)
+        changed_ns = max((rank.changed_ns for rank in ranks), default=0)
+        quiet_ns = time.monotonic_ns() - changed_ns
         if quiet_ns < min(_REST_NS, self._stall_ns):
             self._learn()
             return quiet_ns, self._stall_ns
         flights = [flight for rank in ranks if not rank.is_ended for flight in rank.flights()]
-        work = frozenset(str(one["segment"]) for one in flights if one["kind"] not in WAITING_KINDS) or frozenset(
-            str(one["segment"]) for one in flights
-        )
+        phases = self._phases_elsewhere(ranks, quiet_ns)
         if self._resting[1] > quiet_ns:  # it moved since, and rests again
             self._learn()
+        work = phases or _work(flights)
         self._resting = work, quiet_ns
         if not flights:
             return quiet_ns, None
-        return quiet_ns, self._patience_ns({str(one["kind"]) for one in flights}, work)
+        is_patient = bool(phases) or not self._steps or any(one["kind"] in SLOW_KINDS for one in flights)
+        # Who waited for a phase has as much time afterwards as if it had moved when that ended.
+        waited_ns = 0 if phases else max(0, self._phase_ns - changed_ns)
+        return quiet_ns, waited_ns + self._patience_ns(work, is_patient=is_patient)
 
-    def _patience_ns(self, kinds: set[str], work: frozenset[str]) -> int:
-        is_patient = not self._steps or not kinds.isdisjoint(SLOW_KINDS)
+    def _phases_elsewhere(self, ranks: Sequence[RankDrain], quiet_ns: int) -> frozenset[str]:
+        """What ranks of other hosts are in, where those of this host do nothing but wait for others."""
+        if self._board is None or quiet_ns < self._stall_ns / 2 or not only_waits(ranks):
+            return frozenset()
+        phases = self._board.elsewhere()
+        if phases:
+            self._phase_ns = time.monotonic_ns()
+        return phases
+
+    def _patience_ns(self, work: frozenset[str], *, is_patient: bool) -> int:
         usual = int(statistics.median(self._steps)) if self._steps else 0
         longest = max((self._longest.get(name, 0) for name in work), default=0)
         least = self._stall_ns * (PATIENCE if is_patient else 1)
@@ -89,3 +105,12 @@ class StallPace:
             if step > before >= first + WARM_UP_STEPS and start_ns > before_ns:
                 self._steps.append((start_ns - before_ns) // (step - before))
             self._seen[rank.rank] = step, start_ns
+
+
+def _work(flights: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The segments that a rest is put down to: what takes long by nature, else own work, else what is waited for."""
+    for kinds in (SLOW_KINDS, frozenset(SegmentKind) - WAITING_KINDS, frozenset(SegmentKind)):
+        found = frozenset(str(one["segment"]) for one in flights if one["kind"] in kinds)
+        if found:
+            return found
+    return frozenset(str(one["segment"]) for one in flights)

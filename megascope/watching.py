@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .collectors.alarm_memory import FOLDER
-from .collectors.alarms import Alarm, AlarmHook, AlarmSettings, utc
-from .collectors.responding import alarm_of_verdict, sentence_of
+from .collectors.alarm_rules import Alarm, AlarmSettings, named, utc
+from .collectors.alarms import AlarmHook
 from .collectors.store import Attempt, Store
+from .collectors.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, culprits_of, read_verdict, sentence_of
 from .profiler.errors import MegascopeError
 from .viz3d.actions import parse_actions
 from .viz3d.hang import diagnose, to_json
@@ -27,8 +28,7 @@ FORGET_S = 3600.0
 """Attempts that were silent for longer when first seen are history, not news."""
 
 MOST_TRIES = 8
-ALARMING = frozenset({"hang", "crashed", "inconclusive"})
-FIRM = frozenset({"hang", "crashed", "finished"})
+PICK_UP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Change:
 class _Seen:
     """What is known of an attempt already."""
 
+    is_new: bool = False
     is_silent: bool = False
     exit_reason: str | None = None
     incidents: dict[str, tuple[bool, str | None]] = field(default_factory=dict)
@@ -77,7 +78,9 @@ class Watch:
         self._store = Store(root)
         self.hook = AlarmHook(alarms, root / FOLDER)
         self._seen: dict[tuple[str, int], _Seen] = {}
-        self._problem: str | None = None
+        self._alarms: list[Alarm] = []
+        self._problems: set[str] = set()
+        self._pick_up_at = 0.0
 
     def close(self) -> None:
         """Give the store free, once the alarms are told."""
@@ -85,18 +88,46 @@ class Watch:
         self._store.close()
 
     def look(self) -> list[Change]:
-        """What is new. A store that cannot be read now is told of once, and looked at again the next time."""
+        """What is new. What cannot be read now is told of once, and what is new of it comes with a later look.
+
+        An attempt counts as seen only once all of its changes are known: none is lost, and none is told twice.
+        """
+        problems: dict[str, tuple[str, int]] = {}
+        changes: list[Change] = []
+        for attempt in self._attempts(problems):
+            key = attempt.run, attempt.attempt
+            known = copy.deepcopy(self._seen.get(key)) or _Seen(is_new=True)
+            self._alarms = []
+            try:
+                changes += list(self._of_attempt(attempt, known))
+            except Exception as error:  # a damaged row of one attempt must not hide the others
+                problems[_words(error)] = key
+                continue
+            self._seen[key] = known
+            for alarm in self._alarms:
+                self.hook.raise_alarm(alarm)
+        for text, (run, number) in problems.items():
+            if text not in self._problems:
+                changes.append(Change(time.time_ns(), run, number, "not readable", text))
+        self._problems = set(problems)
+        self._pick_up()
+        return changes
+
+    def _attempts(self, problems: dict[str, tuple[str, int]]) -> Sequence[Attempt]:
         import duckdb  # noqa: PLC0415
 
         try:
             self._store.refresh()
-            changes = [change for attempt in self._store.attempts() for change in self._of_attempt(attempt)]
-            self._problem = None
+            return self._store.attempts()
         except (MegascopeError, OSError, duckdb.Error) as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            changes = [] if text == self._problem else [Change(time.time_ns(), "-", 0, "not readable", text)]
-            self._problem = text
-        return changes
+            problems[_words(error)] = "-", 0
+            return ()
+
+    def _pick_up(self) -> None:
+        """Tell of what waits in the store, if whoever raised it is gone."""
+        if time.monotonic() >= self._pick_up_at:
+            self._pick_up_at = time.monotonic() + PICK_UP_S
+            self.hook.pick_up()
 
     def results(self) -> list[str]:
         """What came of the alarms since the last time, in words."""
@@ -107,14 +138,11 @@ class Watch:
             if told.outcome != "nobody"
         ]
 
-    def _of_attempt(self, attempt: Attempt) -> Iterator[Change]:
-        key = attempt.run, attempt.attempt
+    def _of_attempt(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
         age_s = self._store.data_age_s(attempt)
-        known = self._seen.get(key)
-        if known is None:
-            is_over = attempt.exit_reason is not None or age_s is None or age_s > FORGET_S
-            known = self._seen[key] = _Seen(exit_reason=attempt.exit_reason)
-            if is_over:
+        if known.is_new:
+            known.is_new, known.exit_reason = False, attempt.exit_reason
+            if attempt.exit_reason is not None or age_s is None or age_s > FORGET_S:
                 known.tries, known.is_silent = MOST_TRIES, True
                 known.incidents = {str(one["incident"]): (True, one["verdict"]) for one in self._incidents(attempt)}
                 return
@@ -128,21 +156,23 @@ class Watch:
         return list(self._store.query("SELECT * FROM incidents ORDER BY opened_ns", attempt=attempt).to_pylist())
 
     def _of_incidents(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
-        waits = False
+        unjudged = judged = False
         for row in self._incidents(attempt):
             name, is_closed, verdict = str(row["incident"]), row["closed_ns"] is not None, row["verdict"]
             before = known.incidents.get(name)
             known.incidents[name] = is_closed, verdict
+            opened_ns = _moment(row["opened_ns"])
             if before is None:
                 known.tries = 0
-                yield Change(int(row["opened_ns"]), attempt.run, attempt.attempt, "incident", _opened(row))
+                yield Change(opened_ns, attempt.run, attempt.attempt, "incident", _opened(row))
             if verdict is not None and (before is None or before[1] != verdict):
-                yield from self._judged(attempt, known, _object(verdict))
+                yield from self._judged(attempt, known, read_verdict(verdict))
             if is_closed and (before is None or not before[0]):
-                yield Change(int(row["closed_ns"]), attempt.run, attempt.attempt, "closed", _closed(row))
-            is_old = time.time_ns() - int(row["opened_ns"]) > OWN_AFTER_S * 1e9
-            waits |= not is_closed and verdict is None and is_old and row["kind"] == "stalled"
-        if waits:
+                yield Change(_moment(row["closed_ns"]), attempt.run, attempt.attempt, "closed", _closed(row))
+            if not is_closed and row["kind"] == "stalled":
+                judged |= verdict is not None
+                unjudged |= verdict is None and time.time_ns() - opened_ns > OWN_AFTER_S * 1e9
+        if unjudged and not judged:  # of several hosts, one judges for all
             yield from self._judge(attempt, known)
 
     def _of_end(self, attempt: Attempt, known: _Seen, age_s: float | None) -> Iterator[Change]:
@@ -176,21 +206,22 @@ class Watch:
             known.tries = MOST_TRIES
         yield from self._judged(attempt, known, verdict)
 
-    def _judged(self, attempt: Attempt, known: _Seen, verdict: dict[str, Any]) -> Iterator[Change]:
-        told = f"{verdict.get('verdict')}{[one['ranks'] for one in verdict.get('culprits', ())]}"
-        if not verdict or told == known.told:
+    def _judged(self, attempt: Attempt, known: _Seen, verdict: dict[str, Any] | None) -> Iterator[Change]:
+        if verdict is None:
+            return
+        told = f"{verdict['verdict']}{[one.get('ranks') for one in culprits_of(verdict)]}"
+        if told == known.told:
             return
         known.told = told
         now = time.time_ns()
         yield Change(now, attempt.run, attempt.attempt, str(verdict["verdict"]), sentence_of(verdict), verdict)
         if verdict["verdict"] in ALARMING:
-            self.hook.raise_alarm(alarm_of_verdict(verdict, now))
+            self._alarms.append(alarm_of_verdict(verdict, now))
 
     def _change(self, attempt: Attempt, what: str, sentence: str) -> Change:
         if what == "silent":
             now = time.time_ns()
-            alarm = Alarm(what, "medium", attempt.run, attempt.attempt, (), (), sentence, now)
-            self.hook.raise_alarm(alarm)
+            self._alarms.append(Alarm(what, "medium", attempt.run, attempt.attempt, (), (), sentence, now))
         return Change(time.time_ns(), attempt.run, attempt.attempt, what, sentence)
 
 
@@ -201,13 +232,16 @@ def _described(attempt: Attempt) -> str:
 
 
 def _opened(row: dict[str, Any]) -> str:
-    host = str(row["incident"]).split("/")[-3] if str(row["incident"]).count("/") >= 3 else "a host"
+    parts = str(row["incident"]).split("/")
+    where = f"on {parts[-3]}" if len(parts) > 3 and parts[-3] else "on a host"
     actions = parse_actions(row["actions"])
     if row["kind"] == "rank-died":
-        ranks = sorted({int(one["rank"]) for one in actions if one.get("action") == "noticed-death"})
-        return f"on {host}, ranks {', '.join(map(str, ranks[:16]))} ended without a goodbye"
+        deaths = [one for one in actions if one.get("action") == "noticed-death"]
+        ranks = sorted({int(one["rank"]) for one in deaths if isinstance(one.get("rank"), int)})
+        who = f"{'rank' if len(ranks) == 1 else 'ranks'} {named(ranks)}" if ranks else "ranks that are not named"
+        return f"{where}, {who} ended without a goodbye"
     quiet = next((one.get("quiet_s") for one in actions if one.get("action") == "stood-still"), None)
-    return f"on {host} nothing moves" + ("" if quiet is None else f", for {quiet:g} s so far")
+    return f"{where} nothing moves" + (f", for {quiet:g} s so far" if isinstance(quiet, int | float) else "")
 
 
 def _closed(row: dict[str, Any]) -> str:
@@ -215,9 +249,12 @@ def _closed(row: dict[str, Any]) -> str:
     return f"{row['kind']}: {'it moves again' if moved else 'the attempt is over, or what was missed is back'}"
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) and "run" in value else {}
+def _moment(value: object) -> int:
+    """A moment of a row, UTC ns; now, where it has none."""
+    return value if isinstance(value, int) else time.time_ns()
+
+
+def _words(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else ""
+    is_ours = isinstance(error, MegascopeError | OSError)
+    return text if is_ours and text else f"{type(error).__name__}: {text}"

@@ -27,7 +27,7 @@ def prune(
     /,
     *,
     older_than: Annotated[
-        str | None, Parameter(help="Delete spans, heartbeats and health that came longer ago: 12h, 7d, 4w.")
+        str | None, Parameter(help="Delete spans, heartbeats, health and dumps that came longer ago: 12h, 7d, 4w.")
     ] = None,
     rollups_older_than: Annotated[
         str | None, Parameter(help="Delete windows of 10 and 100 steps that came longer ago.")
@@ -49,10 +49,10 @@ def prune(
     """Tidy a store up: merge the small files of many agents, and delete what is beyond the limits.
 
     Without limits nothing is deleted but files whose rows are in others. With limits, the oldest raw data goes first:
-    spans, then heartbeats and health, then windows of 10 steps, of 100, of 1000, then steps. Runs, ranks, incidents
-    and the other small tables stay. Jobs may write and people may read meanwhile, and it may be killed. The store
-    remembers what was deleted. Replaced files leave the disk with the first run after the grace; with --grace 0, which
-    is for when nobody reads, at once. Run it from one machine, for instance daily.
+    spans, then heartbeats and health, then dumps, then windows of 10 steps, of 100, of 1000, then steps. Runs, ranks,
+    incidents and the other small tables stay. Jobs may write and people may read meanwhile, and it may be killed. The
+    store remembers what was deleted. Replaced files leave the disk with the first run after the grace; with --grace 0,
+    which is for when nobody reads, at once. Run it from one machine, for instance daily.
 
     Example: megascope prune /data/store --older-than 7d --max-size 500GB
     """

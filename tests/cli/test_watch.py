@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 
 from megascope import watching
 from megascope.cli import main
-from megascope.collectors.alarms import AlarmSettings
+from megascope.collectors.alarm_memory import FOLDER, AlarmMemory
+from megascope.collectors.alarms import Alarm, AlarmSettings
+from megascope.collectors.store import Attempt, Store
+from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
 from megascope.viz3d.states import Snapshot
 from support.hang_scenes import Scene, cascade
@@ -93,6 +99,146 @@ def test_the_agents_verdict_is_taken_as_it_is(tmp_path: Path, stuck_scene: Scene
     watch.close()
     assert whats(changes) == ["watched", "incident", "hang"]
     assert changes[2].line().endswith("hang: Rank 5 is stuck.")
+
+
+class Unsteady:
+    """A store of which one call, counted over all, ends with an error."""
+
+    def __init__(self, store: Any, failing: int, error: Exception) -> None:
+        self._store, self._failing, self._error = store, failing, error
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found) or name == "close":
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._failing:
+                raise self._error
+            return found(*given, **named)
+
+        return call
+
+
+class Canned:
+    """A store of one attempt with one incident, from memory."""
+
+    def __init__(self, attempt: Attempt, row: dict[str, object]) -> None:
+        self._attempt, self._row = attempt, row
+
+    def refresh(self) -> None:
+        return
+
+    def attempts(self) -> list[Attempt]:
+        return [self._attempt]
+
+    def data_age_s(self, _: Attempt) -> float:
+        return 1.0
+
+    def query(self, *_: Any, **__: Any) -> pa.Table:
+        return pa.Table.from_pylist([self._row])
+
+    def close(self) -> None:
+        return
+
+
+ERRORS = (
+    duckdb.IOException("IO Error: gone\nfar away"),
+    OSError(5, "stale file handle"),
+    MegascopeError("It is away."),
+)
+
+
+def test_a_look_that_fails_anywhere_drops_nothing_and_repeats_nothing(
+    tmp_path: Path, stuck_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever call fails, the next look tells what this one did not, and one alarm is given."""
+    verdict = {"run": "job", "attempt": 0, "verdict": "hang", "sentence": "Rank 5 is stuck.", "culprits": []}
+    write_scene(tmp_path / "store", looks(stuck_scene))
+    with Store(tmp_path / "store") as real:
+        canned = Canned(real.attempt(), incident(60, verdict))
+    for failing in itertools.count(1):
+        folder = tmp_path / str(failing)
+        folder.mkdir()
+        store = Unsteady(canned, failing, ERRORS[failing % 3])
+        monkeypatch.setattr(watching, "Store", lambda _, store=store: store)
+        watch = watching.Watch(folder, AlarmSettings(f"echo told >> {folder / 'out'}"))
+        found = [change for _ in range(2) for change in watch.look()]
+        watch.close()
+        assert whats([change for change in found if change.what != "not readable"]) == ["watched", "incident", "hang"]
+        assert (folder / "out").read_text() == "told\n"
+        problems = [change.sentence for change in found if change.what == "not readable"]
+        if store.calls < failing:
+            assert problems == []
+            assert failing > 5, "all calls of both looks were made to fail"
+            break
+        if failing <= store.calls // 2:
+            assert len(problems) == 1
+        assert not any("\n" in problem for problem in problems)
+
+
+def test_a_store_that_stays_away_is_told_of_once(tmp_path: Path, stuck_scene: Scene) -> None:
+    write_scene(tmp_path / "store", looks(stuck_scene))
+    watch = watching.Watch(tmp_path / "store", AlarmSettings())
+    real = watch._store
+    for _ in range(2):
+        watch._store = Unsteady(real, 1, OSError("no such host"))  # type: ignore[assignment]
+        first = watch.look()
+        watch._store = Unsteady(real, 1, OSError("no such host"))  # type: ignore[assignment]
+        assert (whats(first), watch.look()) == (["not readable"], [])
+        watch._store = real
+        watch.look()
+    watch.close()
+
+
+def test_rows_with_holes_are_told_without_them(tmp_path: Path, stuck_scene: Scene) -> None:
+    actions = [{"action": "noticed-death", "rank": None}, {"action": "noticed-death"}, {"action": "stood-still"}]
+    holes = {
+        "run": "job",
+        "attempt": 0,
+        "verdict": "hang",
+        "culprits": [{"kind": None, "ranks": [None], "hosts": None}],
+    }
+    rows = [
+        {**incident(3), "incident": "job/0//stalled/0", "actions": None},
+        {**incident(3, holes), "incident": "no name", "actions": json.dumps(actions)},
+        {**incident(3), "incident": "job/0/node-3/rank-died/0", "kind": "rank-died", "actions": json.dumps(actions)},
+    ]
+    write_scene(tmp_path / "store", looks(stuck_scene), incidents=rows)
+    watch = watching.Watch(tmp_path / "store", AlarmSettings())
+    changes = watch.look()
+    watch.close()
+    assert sorted(whats(changes)) == sorted(["watched", "incident", "incident", "hang", "incident"])
+    sentences = "\n".join(change.line() for change in changes)
+    assert "None" not in sentences
+    assert "on a host nothing moves" in sentences
+    assert "on node-3, ranks that are not named ended without a goodbye" in sentences
+
+
+def test_what_one_host_judged_is_judged_for_all(tmp_path: Path, stuck_scene: Scene) -> None:
+    verdict = {"run": "job", "attempt": 0, "verdict": "slow", "sentence": "It is slow.", "culprits": []}
+    rows = [incident(60, verdict), {**incident(60), "incident": "job/0/node-8/stalled/0"}]
+    write_scene(tmp_path / "store", looks(stuck_scene), incidents=rows)
+    watch = watching.Watch(tmp_path / "store", AlarmSettings())
+    assert sorted(whats(watch.look())) == ["incident", "incident", "slow", "watched"]
+    watch.close()
+
+
+def test_it_tells_of_alarms_that_their_agent_left(
+    tmp_path: Path, stuck_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megascope.collectors.alarms.LEFT_AFTER_S", 0.0)
+    store, out = tmp_path / "store", tmp_path / "out"
+    write_scene(store, looks(stuck_scene))
+    alarm = Alarm("rank-died", "high", "job", 0, (3,), ("a",), "Rank 3 is gone.", 1, fate="ended")
+    AlarmMemory(store / FOLDER, 3600).keep(alarm)
+    watch = watching.Watch(store, AlarmSettings(f"cat > {out}", gather_s=0.0))
+    watch.look()
+    watch.close()
+    assert json.loads(out.read_text())["sentence"] == "Rank 3 is gone."
+    assert watch.results() == ["alarm rank-died of job/0: told"]
 
 
 def test_a_young_stall_is_left_to_the_agents(tmp_path: Path, stuck_scene: Scene) -> None:

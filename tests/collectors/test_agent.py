@@ -420,7 +420,7 @@ def test_a_rank_on_another_host_is_never_declared_dead(
     """Its process cannot be seen from here: only its box tells whether it lives."""
     rank = recorder()
     collective(rank, 1)
-    monkeypatch.setattr(rank_metadata, "socket", type("elsewhere", (), {"gethostname": staticmethod(lambda: "x")}))
+    monkeypatch.setattr(rank_metadata, "host_name", lambda: "x")
     watcher = agent(heartbeat_s=0.0, idle_exit_s=0.2)
     watcher.poll(flush=True)
     beat = read_table(store_root, "heartbeats")[-1]

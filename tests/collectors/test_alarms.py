@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from megascope.collectors import alarm_targets
+from megascope.collectors import alarm_targets, alarms
+from megascope.collectors.alarm_delivery import Told
+from megascope.collectors.alarm_memory import AlarmMemory
 from megascope.collectors.alarms import Alarm, AlarmHook, AlarmSettings, Silence
 from megascope.profiler.errors import UsageError
+from support.commands import wait_for
 
 SECOND = 10**9
 NOON_NS = 1_767_268_800 * SECOND  # 2026-01-01 12:00 UTC
@@ -30,6 +37,16 @@ def told(hook: AlarmHook, *alarms: Alarm) -> list[str]:
         hook.finish()
         outcomes += [result.outcome for _, result in hook.take_results()]
     return outcomes
+
+
+def quick(command: str | None = None, webhook: str | None = None, **more: float) -> AlarmSettings:
+    """Settings with short pauses and without a wait for other alarms, unless told otherwise."""
+    return AlarmSettings(command, webhook, **{"pause_s": 0.05, "gather_s": 0.0, **more})  # type: ignore[arg-type]
+
+
+def death(host: str, *ranks: int, run: str = "job") -> Alarm:
+    sentence = f"Ranks {ranks} on {host} ended without a goodbye."
+    return Alarm("rank-died", "high", run, 0, ranks, (host,), sentence, NOON_NS, fate="ended without a goodbye")
 
 
 class Listener:
@@ -94,19 +111,19 @@ def test_the_same_alarm_is_told_once_by_all_agents_and_after_a_restart(tmp_path:
 def test_after_the_window_it_is_told_again(tmp_path: Path) -> None:
     settings = AlarmSettings("true", window_s=100.0)
     assert told(AlarmHook(settings, tmp_path / "memory"), ALARM) == ["told"]
-    (kept,) = (tmp_path / "memory").iterdir()
+    (kept,) = (tmp_path / "memory").rglob("*.told")
     os.utime(kept, (time.time() - 101, time.time() - 101))
     assert told(AlarmHook(settings, tmp_path / "memory"), ALARM, ALARM) == ["told", "duplicate"]
 
 
 def test_of_many_that_raise_it_at_once_one_tells(tmp_path: Path) -> None:
-    hooks = [AlarmHook(AlarmSettings("true"), tmp_path / "memory") for _ in range(8)]
+    hooks = [AlarmHook(quick("true"), tmp_path / "memory") for _ in range(8)]
     for hook in hooks:
         hook.raise_alarm(ALARM)
     for hook in hooks:
         hook.finish()
-    outcomes = [result.outcome for hook in hooks for _, result in hook.take_results()]
-    assert sorted(outcomes) == ["duplicate"] * 7 + ["told"]
+    results = [result.outcome for hook in hooks for _, result in hook.take_results()]
+    assert sorted(results) == ["duplicate"] * 7 + ["told"]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +173,141 @@ def test_settings_of_the_environment() -> None:
             AlarmSettings.from_environment({f"MEGASCOPE_ALARM_{name}": value})
 
 
-def test_a_command_that_fails_is_recorded_and_may_be_tried_again(tmp_path: Path) -> None:
-    hook = AlarmHook(AlarmSettings("echo 'no mail' >&2; exit 3"), tmp_path / "memory")
+def outcomes(hook: AlarmHook, least: int, timeout_s: float = 10) -> list[Told]:
+    """What came of alarms, once there are so many results."""
+    found: list[Told] = []
+
+    def enough() -> bool:
+        found.extend(told for _, told in hook.take_results())
+        return len(found) >= least
+
+    wait_for(enough, timeout_s, f"{least} results")
+    return found
+
+
+def test_a_target_that_is_down_is_tried_until_it_is_back(tmp_path: Path) -> None:
+    """The alarm counts as told only then, and whoever raises it again meanwhile has not lost it."""
+    up, out = tmp_path / "up", tmp_path / "out"
+    settings = quick(f"test -e {up} || {{ echo 'no mail' >&2; exit 3; }}; cat >> {out}")
+    hook, other = (AlarmHook(settings, tmp_path / "memory") for _ in range(2))
     hook.raise_alarm(ALARM)
-    hook.finish()
-    ((_, result),) = hook.take_results()
-    assert (result.outcome, result.detail) == ("failed", "the alarm command ended with 3: no mail")
-    assert told(AlarmHook(AlarmSettings("true"), tmp_path / "memory"), ALARM) == ["told"]
+    assert outcomes(hook, 1) == [Told("retrying", "the alarm command ended with 3: no mail")]
+    other.raise_alarm(ALARM)
+    assert not list(tmp_path.rglob("*.told"))
+    up.touch()
+    assert outcomes(hook, 1) == [Told("told")]
+    assert outcomes(other, 1) == [Told("duplicate")]
+    assert json.loads(out.read_text())["ranks"] == [5]
+
+
+def test_it_is_given_up_at_last(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    hook = AlarmHook(quick(f"echo x >> {count}; exit 3", retry_for_s=0.5), tmp_path / "memory")
+    hook.raise_alarm(ALARM)
+    first, last = outcomes(hook, 2)
+    assert (first.outcome, last) == ("retrying", Told("failed", "the alarm command ended with 3"))
+    assert count.read_text().count("x") > 1
+    assert not hook.pick_up()
+    assert told(AlarmHook(quick("true"), tmp_path / "memory"), ALARM) == ["told"], "another one may try anew"
+
+
+def test_of_two_targets_only_the_one_that_failed_is_tried_again(
+    codes: list[int], listener: Listener, tmp_path: Path
+) -> None:
+    codes += [503, 404, 500]
+    hook = AlarmHook(quick(f"echo x >> {tmp_path / 'count'}", listener.url), tmp_path / "memory")
+    hook.raise_alarm(ALARM)
+    assert [one.outcome for one in outcomes(hook, 2)] == ["retrying", "told"]
+    assert (tmp_path / "count").read_text() == "x\n"
+    assert len(listener.got) == 4
+
+
+def test_what_a_process_leaves_another_one_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "LEFT_AFTER_S", 0.0)
+    first = AlarmHook(quick("exit 3"), tmp_path / "memory")
+    first.raise_alarm(ALARM)
+    outcomes(first, 1)
+    first.finish(0.0)
+    assert [result.outcome for _, result in first.take_results()] == ["left"]
+    silent = replace(quick("true"), silences=(Silence(kind="hang"),))
+    assert AlarmHook(silent, tmp_path / "memory").pick_up() == 0
+    second = AlarmHook(quick(f"cat > {tmp_path / 'out'}"), tmp_path / "memory")
+    assert second.pick_up() == 1
+    second.finish()
+    assert [result.outcome for _, result in second.take_results()] == ["told"]
+    assert json.loads((tmp_path / "out").read_text()) == json.loads(json.dumps(ALARM.as_json()))
+    assert second.pick_up() == 0
+
+
+def test_where_the_sender_dies_another_one_takes_over(tmp_path: Path) -> None:
+    """A process is killed while it tells: its claim runs out, and a process that waits for it tells instead."""
+    began, out = tmp_path / "began", tmp_path / "out"
+    code = (
+        "import sys; from pathlib import Path; from test_alarms import *\n"
+        f"hook = AlarmHook(quick('touch {began}; sleep 60'), Path({str(tmp_path / 'memory')!r}))\n"
+        "hook.raise_alarm(ALARM); hook.finish(60)"
+    )
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True)
+    try:
+        wait_for(began.exists, 30, "the first try")
+        other = AlarmHook(quick(f"cat > {out}"), tmp_path / "memory")
+        other._memory = AlarmMemory(tmp_path / "memory", 3600, lease_s=0.5)
+        child.kill()
+        other.raise_alarm(ALARM)
+        assert outcomes(other, 1) == [Told("told")]
+    finally:
+        child.kill()
+        child.wait(timeout=10)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[-1:] == [f"touch {began}; sleep 60"]:
+                    os.killpg(process.pid, signal.SIGKILL)
+    assert json.loads(out.read_text())["ranks"] == [5]
+
+
+def test_deaths_on_many_hosts_within_seconds_are_one_alarm(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    hooks = [AlarmHook(quick(f"cat >> {out}; echo >> {out}", gather_s=0.5), tmp_path / "memory") for _ in range(6)]
+    for number, hook in enumerate(hooks):
+        hook.raise_alarm(death(f"node-{number}", *range(8 * number, 8 * number + 8)))
+    other = death("node-9", 1, run="another job")
+    hooks[0].raise_alarm(other)
+    results = [result.outcome for hook in hooks for result in outcomes(hook, 1)]
+    wait_for(lambda: not hooks[0].is_telling, 10, "the other job's alarm")
+    assert sorted(results)[:6] == ["duplicate"] * 5 + ["told"]
+    values = {value["run"]: value for value in map(json.loads, out.read_text().splitlines())}
+    assert len(out.read_text().splitlines()) == 2
+    assert values["another job"]["ranks"] == [1]
+    assert values["job"]["ranks"] == list(range(48))
+    assert values["job"]["hosts"] == [f"node-{number}" for number in range(6)]
+    assert values["job"]["sentence"] == (
+        "48 ranks on 6 hosts ended without a goodbye, run job, attempt 0: ranks 0, 1, 2, 3, 4, 5, 6, 7 and 40 more on "
+        "node-0, node-1, node-2, node-3, node-4, node-5."
+    )
+
+
+def test_a_host_that_died_with_others_is_not_told_again_after_a_restart(tmp_path: Path) -> None:
+    first, second = death("a", 0, 1), death("b", 2)
+    assert told(AlarmHook(quick("true"), tmp_path / "memory"), first) == ["told"]
+    later = AlarmHook(quick("true"), tmp_path / "memory")
+    assert told(later, replace(first, ranks=(0, 1, 3)), second) == ["duplicate", "told"]
+
+
+def test_alarms_survive_the_store_and_damaged_ones_do_not(tmp_path: Path) -> None:
+    memory = AlarmMemory(tmp_path, 100.0)
+    for alarm in (ALARM, death("a", 1)):
+        memory.keep(alarm)
+    assert sorted(memory.left(0.0), key=lambda one: one.kind) == [ALARM, death("a", 1)]
+    for path in tmp_path.rglob("*.alarm"):
+        path.write_text('{"kind": "hang"}')
+    assert list(memory.left(0.0)) == []
+    memory.keep(ALARM)
+    for path in tmp_path.rglob("*.alarm"):
+        os.utime(path, (time.time() - 101,) * 2)
+    assert list(memory.left(0.0)) == []
+    assert len(list(tmp_path.rglob("*.alarm"))) == 1, "what is too old is removed, what is damaged is left"
 
 
 def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -188,20 +333,14 @@ def test_a_webhook_gets_the_object(listener: Listener, tmp_path: Path) -> None:
     assert json.loads(got)["sentence"] == ALARM.sentence
 
 
-def test_what_a_server_may_cure_is_tried_again(codes: list[int], listener: Listener) -> None:
-    codes += [503, 500]
-    assert alarm_targets.call_webhook(listener.url, "{}", retry_after_s=0.01) is None
-    assert len(listener.got) == 3
+def test_what_a_server_answers_is_a_problem_unless_it_is_well(codes: list[int], listener: Listener) -> None:
+    codes += [503, 404, 302]
+    found = [alarm_targets.call_webhook(listener.url, "{}") for _ in range(4)]
+    assert found == [*(f"the webhook answered {code}" for code in (503, 404, 302)), None]
 
 
-def test_what_it_refuses_is_not(codes: list[int], listener: Listener) -> None:
-    codes.append(404)
-    assert alarm_targets.call_webhook(listener.url, "{}", retry_after_s=0.01) == "the webhook answered 404"
-    assert len(listener.got) == 1
-
-
-def test_a_webhook_that_nobody_serves(tmp_path: Path) -> None:
-    problem = alarm_targets.call_webhook("http://127.0.0.1:9/", "{}", retry_after_s=0.01)
+def test_a_webhook_that_nobody_serves() -> None:
+    problem = alarm_targets.call_webhook("http://127.0.0.1:9/", "{}")
     assert problem is not None
     assert problem.startswith("the webhook cannot be reached")
 

@@ -58,6 +58,9 @@ def _nvml(temperature: Any) -> Any:
         nvmlDeviceGetClockInfo=lambda *_: 1410,
         nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=97),
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=2**34),
+        nvmlDeviceGetTotalEccErrors=lambda *_: 2,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
     )
 
 

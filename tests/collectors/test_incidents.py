@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from megascope.cli import main
 from megascope.collectors.agent import Agent
-from megascope.collectors.diagnosing import Claim, Diagnoser, _read
+from megascope.collectors.diagnosing import Diagnoser, _read
 from megascope.collectors.incidents import MOST_ACTIONS, Incident
 from megascope.collectors.responding import alarm_of_verdict, sentence_of
 from megascope.profiler.errors import MegascopeError
@@ -135,26 +135,35 @@ def test_within_seconds_of_a_stall_the_store_has_the_verdict_and_somebody_was_to
     assert any(one["action"] == "diagnosed" and one["verdict"] == "hang" for one in json.loads(judged["actions"]))
 
 
+@pytest.mark.timeout(120)
+def test_an_alarm_that_an_ended_agent_could_not_tell_is_told_by_a_watch(
+    processes: Processes, spool: Path, store_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank is killed while the alarm's target is down; the agent drains it, and ends before that is back."""
+    up, out = tmp_path / "up", tmp_path / "alarm.json"
+    monkeypatch.setenv("MEGASCOPE_ALARM_COMMAND", f"test -e {up} && cat > {out}")
+    rank = stuck_rank.start(spool, 0, 1, "idle")
+    assert rank.stdout is not None
+    with rank.stdout:
+        assert rank.stdout.readline() == "ready\n"
+        rank.kill()
+        rank.wait(timeout=10)
+    agent = processes.agent(heartbeat_s=0.25, idle_exit_s=0.5)
+    assert agent.wait(timeout=60) == 0
+    assert not list(spool.rglob("*.box")), "all was drained"
+    monkeypatch.setattr("megascope.collectors.alarms.LEFT_AFTER_S", 0.0)
+    up.touch()
+    assert main(["watch", str(store_root), "--once"]) == 0
+    alarm = json.loads(out.read_text())
+    assert (alarm["kind"], alarm["ranks"]) == ("rank-died", [0])
+
+
 def _judged(store_root: Path, state: str) -> dict[str, Any] | None:
     with contextlib.suppress(MegascopeError):
         for row in read_table(store_root, "incidents"):
             if row["verdict"] and json.loads(row["verdict"])["verdict"] == state:
                 return row
     return None
-
-
-def test_one_host_of_many_diagnoses_until_it_falls_silent(tmp_path: Path) -> None:
-    first, second = (Claim(tmp_path, "job", 0, holder) for holder in ("a:1", "b:2"))
-    assert [first.take(), second.take(), first.take(), second.take()] == [True, False, True, False]
-    (claim,) = tmp_path.rglob("claim")
-    os.utime(claim, (time.time() - 100, time.time() - 100))
-    assert second.take()
-    assert not first.take()
-    first.give_free()
-    assert not first.take(), "it is not the holder's to give"
-    second.give_free()
-    assert first.take()
-    assert Claim(tmp_path, "job", 1, "b:2").take()
 
 
 def test_a_diagnosis_that_fails_says_why(tmp_path: Path) -> None:

@@ -305,3 +305,78 @@ def test_other_verbs_say_what_was_pruned(filled: Path, capsys: pytest.CaptureFix
     prune(filled, Retention(raw_age_s=0.0), quiet_s=0)
     open_attempt(filled, None, None)[0].close()
     assert capsys.readouterr().err.startswith("megascope: 200 raw spans up to step 3 ")
+
+
+# -- what lies beside the tables ----------------------------------------------------------------------------------
+
+
+def _beside(root: Path, run: str = "r", attempt: int = 0, age_s: float = 2 * 86400, size: int = 1000) -> None:
+    """Dumps, told alarms, claims and phases of an attempt, all of the same age."""
+    for name in ("_dumps", "_alarms", "_diagnoses", "_phases"):
+        folder = root / name / f"run={run}" / f"attempt={attempt}"
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(bytes(size))
+        os.utime(folder / "file", (time.time() - age_s,) * 2)
+
+
+def _left(root: Path) -> list[str]:
+    return sorted(path.parent.relative_to(root).as_posix() for path in root.glob("_*/run=*/attempt=*/file"))
+
+
+def test_dumps_alarms_and_claims_go_with_the_raw_data_of_their_attempt(filled: Path) -> None:
+    _beside(filled, "old run")
+    _beside(filled, age_s=100)
+    report = prune(filled, Retention(raw_age_s=86400), quiet_s=0)
+    assert [(each.run, each.table, each.files, each.size_bytes) for each in report.pruned] == [
+        ("old run", name, 1, 1000) for name in ("_alarms", "_diagnoses", "_dumps", "_phases")
+    ]
+    assert _left(filled) == [f"{name}/run=r/attempt=0" for name in ("_alarms", "_diagnoses", "_dumps", "_phases")]
+    assert not list(filled.glob("_*/run=old*"))
+    assert prune(filled, Retention(rollup_age_s=0), quiet_s=0).pruned == []
+    assert len(_left(filled)) == 4
+
+
+def test_what_keeps_an_alarm_from_being_told_again_stays_for_its_window(filled: Path) -> None:
+    _beside(filled, age_s=1800)
+    report = prune(filled, Retention(raw_age_s=60), quiet_s=0)
+    assert _left(filled) == ["_alarms/run=r/attempt=0"]
+    assert report.being_written == 1
+
+
+def test_what_was_written_just_now_stays(filled: Path) -> None:
+    _beside(filled, age_s=10)
+    report = prune(filled, Retention(raw_age_s=0.0), quiet_s=60)
+    assert len(_left(filled)) == 4
+    assert report.being_written >= 4
+
+
+def test_a_size_counts_dumps_and_takes_them_behind_the_raw_tables(filled: Path) -> None:
+    size = sum(path.stat().st_size for path in filled.rglob("*.parquet"))
+    raw = sum(path.stat().st_size for path in (filled / "events").rglob("*.parquet"))
+    _beside(filled, size=10_000)
+    assert prune(filled, Retention(size_bytes=size + 40_000), quiet_s=0).pruned == []
+    report = prune(filled, Retention(size_bytes=size + 40_000 - raw), quiet_s=0)
+    assert {each.table for each in report.pruned} == {"events"}
+    assert len(_left(filled)) == 4
+    report = prune(filled, Retention(size_bytes=size - raw), quiet_s=0)
+    assert {each.table for each in report.pruned} == {"_dumps", "_alarms", "_diagnoses", "_phases"}
+    assert report.size_bytes == size - raw
+
+
+def test_a_dry_run_lists_them(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _beside(filled)
+    assert main(["prune", str(filled), "--older-than", "1d", "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["table"] for each in found["pruned"]} == {"_dumps", "_alarms", "_diagnoses", "_phases"}
+    assert len(_left(filled)) == 4
+
+
+def test_a_link_in_their_place_is_not_followed(filled: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    os.utime(outside / "file", (1, 1))
+    (filled / "_dumps" / "run=r").mkdir(parents=True)
+    (filled / "_dumps" / "run=r" / "attempt=0").symlink_to(outside)
+    assert prune(filled, Retention(raw_age_s=60.0), quiet_s=0).pruned == []
+    assert (outside / "file").exists()
