@@ -95,6 +95,8 @@ def run(trial: Trial, steps: int, folder: Path) -> dict[str, Any]:
         "named": named,
         "right": _is_right(trial, named, verdict["verdict"]),
         "ratio": verdict["culprits"][0]["ratio"] if named else None,
+        "visible_ratio": verdict["visible_ratio"],
+        "warned": sorted({one["rank"] for one in verdict["warnings"]}),
         "abstained": sorted({one["signal"] for one in verdict["abstained"]}),
         "train_s": round(trained - began, 1),
         "verdict_s": round(time.monotonic() - trained, 1),
@@ -138,6 +140,7 @@ def main() -> None:
             "named_others": sum(bool(set().union(*one["named"]) - set(one["blamed"])) for one in with_fault),
             "healthy": len(healthy),
             "false_alarms_in_healthy": sum(not one["right"] for one in healthy),
+            "warned_in_healthy": sum(bool(one["warned"]) for one in healthy),
             "results": results,
         },
     )

@@ -16,6 +16,9 @@ from .peers import FloatArray, IntArray, peers_median
 WORK_KINDS = tuple(kind for kind in SegmentKind if kind not in WAITING_KINDS | {SegmentKind.INIT, SegmentKind.COMPILE})
 """Kinds that are compared as work. Communication contains waiting; init and compile happen once, in any order."""
 
+EVERY_RANK_KINDS = (SegmentKind.COMPUTE, SegmentKind.OPTIMIZER)
+"""Kinds of work that every rank of a stage has in every step."""
+
 NS_PER_MS = 1e6
 
 _TIMES = {
@@ -70,6 +73,26 @@ class SegmentCells:
         own = _ratio((np.nan_to_num(mean) * weight).sum(axis=0), spans)
         peers = _ratio((np.nan_to_num(reference) * weight).sum(axis=0), spans)
         return own, peers
+
+
+def total_work(cells: Sequence[SegmentCells], roles: IntArray) -> FloatArray:
+    """Own time per step over all given segments, [R, S] in ms, of ranks with the given peer groups [R].
+
+    NaN where a rank has no time for compute or an optimizer that most of its peers have in that step: what was not
+    measured is unknown, and not none. Other work is taken to be none: not every rank loads data or saves.
+    """
+    every = np.stack([one.per_step_ms() for one in cells])
+    unknown = np.asarray(~np.isfinite(every).any(axis=0), np.bool_)
+    for one, own in zip(cells, every, strict=True):
+        if one.kind not in EVERY_RANK_KINDS:
+            continue
+        has = np.isfinite(own)
+        for role in np.unique(roles):
+            here = np.flatnonzero(roles == role)
+            most = 2 * has[here].sum(axis=0) > len(here)
+            unknown[here] |= ~has[here] & most
+    total: FloatArray = np.where(unknown, np.nan, np.nansum(every, axis=0))
+    return total
 
 
 def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:

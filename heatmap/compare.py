@@ -81,7 +81,7 @@ def compare(cells: SegmentCells, roles: IntArray, step_ms: FloatArray, threshold
     raised = _raised(passed, logs, noise, bar, cells.step_width, thresholds)
     raised = [with_gaps(one, logs[one.row], noise, cells.step_width) for one in raised]
     rows = {one.row for one in raised}
-    raised += [one for one in find_bursts(logs, noise) if one.row not in rows and counts[one.row] > 0]
+    raised += [one for one in find_bursts(logs, noise, roles=roles) if one.row not in rows and counts[one.row] > 0]
     rows = {one.row for one in raised}
     if cells.step_width == 1:
         again = find_recurring(logs, own, peers, noise, step_ms)

@@ -39,6 +39,9 @@ LASTING = 1.1
 MANY_ROWS = 12
 """Fewer rows have too few long blocks to tell, and one slow rank among them would pass for noise."""
 
+MIN_ALIKE = 8
+"""Other rows of a peer group whose median share of raised steps is sure by itself."""
+
 MIN_BURST_SHARE = 0.12
 """Share of raised steps from which on bursts are looked at: 12 of 100 steps where 2 are usual come up by chance on one
 rank in a million."""
@@ -214,13 +217,14 @@ def _pattern(inside: FloatArray, to_the_end: bool, effect: float, noise: Noise) 
     return Pattern.CHRONIC if to_the_end else Pattern.ONE_OFF
 
 
-def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.2) -> list[Raised]:
+def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.2, roles: IntArray | None = None) -> list[Raised]:
     """Rows that are raised again and again, far more often than the rows beside them, [R, S].
 
     One bad stretch is no pattern: there must be several, each at most a quarter of the steps. The yardstick is the
-    median row's share. Many short bursts show in the number of runs, few long ones in the number of steps: raised
-    steps of one burst are one piece of evidence, so the variance of their share is that times the length of a burst;
-    that of the number of runs is taken times 3, for stalls attract each other.
+    median share of the other rows of the same peer group, ``roles`` [R]: stages differ in how restless they are. Many
+    short bursts show in the number of runs, few long ones in the number of steps: raised steps of one burst are one
+    piece of evidence, so the variance of their share is that times the length of a burst; that of the number of runs is
+    taken times 3, for stalls attract each other.
     """
     finite = np.isfinite(logs)
     counts = finite.sum(axis=1)
@@ -232,9 +236,10 @@ def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.2) -> list[
     often = (by_runs >= 0.1) | (by_steps >= MIN_BURST_SHARE)
     for row in np.flatnonzero((counts >= 20) & (runs >= MIN_BURSTS) & often).tolist():
         length = float(raised[row] / runs[row])
+        peers = roles == roles[row] if roles is not None else np.ones(len(logs), bool)
         z = max(
-            _beyond(by_runs, row, 3 / counts[row]) if by_runs[row] >= 0.1 else 0.0,
-            _beyond(by_steps, row, length / counts[row]) if length <= counts[row] / 4 else 0.0,
+            _beyond(by_runs, row, 3 / counts[row], peers) if by_runs[row] >= 0.1 else 0.0,
+            _beyond(by_steps, row, length / counts[row], peers) if length <= counts[row] / 4 else 0.0,
         )
         if z >= BURSTS_Z:
             at = np.flatnonzero(hits[row])
@@ -244,9 +249,16 @@ def find_bursts(logs: FloatArray, noise: Noise, min_ratio: float = 1.2) -> list[
     return result
 
 
-def _beyond(share: FloatArray, row: int, per_step: float) -> float:
-    """How many deviations a row's share is beyond the median of the others'; of ``per_step`` x p (1 - p) variance."""
-    usual = max(float(np.median(np.delete(share, row))), 0.02)
+def _beyond(share: FloatArray, row: int, per_step: float, peers: BoolArray) -> float:
+    """How many deviations a row's share is beyond what is usual; of ``per_step`` x p (1 - p) variance.
+
+    Usual is the median of its other ``peers`` [R]; where these are few, no less than that of all other rows.
+    """
+    other = np.arange(len(share)) != row
+    usual = float(np.median(share[peers & other])) if (peers & other).any() else 0.0
+    if (peers & other).sum() < MIN_ALIKE:
+        usual = max(usual, float(np.median(share[other])) if other.any() else 0.0)
+    usual = max(usual, 0.02)
     return float((share[row] - usual) / math.sqrt(usual * (1 - usual) * per_step))
 
 

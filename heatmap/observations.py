@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..collectors.store import Attempt, Store
-from ..profiler.vocabulary import SegmentKind
-from .cells import NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
+from .cells import EVERY_RANK_KINDS, NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
 from .clocks import RankClocks, load_rank_clocks
 from .matrix import load_placement
 from .peers import FloatArray, IntArray, Placement, column_median
@@ -19,7 +18,7 @@ from .windows import COARSEST, segment_ids
 
 MAX_WARM_UP = 2
 
-MAIN_KINDS = (SegmentKind.COMPUTE, SegmentKind.OPTIMIZER)
+MAIN_KINDS = EVERY_RANK_KINDS
 """Kinds of work that every step has."""
 
 

@@ -32,7 +32,7 @@ def render(verdict: StragglerVerdict) -> RenderableType:
     """The sentence, a table of culprits, the evidence of each, and what was not judged and why."""
     age = "" if verdict.data_age_s is None else f", newest data {_age(verdict.data_age_s)} old"
     parts: list[RenderableType] = [
-        Text(f"{verdict.verdict.upper()}: {verdict.sentence()}", _STYLES[verdict.verdict]),
+        Text(_headline(verdict), _STYLES[verdict.verdict]),
         Text(f"run {verdict.run}, attempt {verdict.attempt}{age}", "dim"),
     ]
     if verdict.culprits:
@@ -53,6 +53,13 @@ def render(verdict: StragglerVerdict) -> RenderableType:
         parts += [Text(), Text("Not judged", "bold")]
         parts += [Text(f"  {line}") for line in _not_judged(verdict.abstained)]
     return Group(*parts)
+
+
+def _headline(verdict: StragglerVerdict) -> str:
+    """The sentence, after the verdict's word; "healthy" would say more than that no straggler of some size showed."""
+    if verdict.verdict == Outcome.HEALTHY:
+        return verdict.sentence()
+    return f"{verdict.verdict.upper()}: {verdict.sentence()}"
 
 
 def _not_judged(abstained: Sequence[Abstention]) -> list[str]:

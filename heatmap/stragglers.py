@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..collectors.store import Attempt, Store
 from ..profiler.vocabulary import SegmentKind
 from .abstaining import data_missing, hidden_below, left_out, not_judged, visible_ratio
 from .bursts import in_all_compute
 from .causes import MAIN_SEGMENT_SHARE, cause_of, main_compute, throttled_ranks
+from .cells import total_work
 from .drift import JobDrift, find_drift, is_collecting, stands_apart
 from .drift_evidence import drift_culprit
 from .early import find_warnings
@@ -26,6 +30,8 @@ from .network.hidden import find_hidden
 from .network.inside import find_inside
 from .network.waited_for import waited_for
 from .observations import MAIN_KINDS, Observations, observe
+from .own_change import find_own_change
+from .peers import peer_counts
 from .source import Source
 from .thresholds import Thresholds
 from .together import costly_together
@@ -207,7 +213,26 @@ def _warnings(
         for (name, kind), one in judgements.items()
         if kind in MAIN_KINDS and one.cost_share >= MAIN_SEGMENT_SHARE and one.comparison is not None
     }
-    return find_warnings(main, seen.ranks, seen.steps, seen.step_ms, accused, thresholds)
+    found = find_warnings(main, seen.ranks, seen.steps, seen.step_ms, accused, thresholds)
+    return found if found or accused else _own_change(judgements, seen, thresholds)
+
+
+def _own_change(
+    judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations, thresholds: Thresholds
+) -> tuple[EarlyWarning, ...]:
+    """A rank that became slower in all its main compute together, where it has too few peers to tell by how fast they
+    are; nobody where waiting may be hidden in it."""
+    main = main_compute(judgements)
+    if seen.source.step_width > 1 or any(judgements[key].comparison is None for key in main):
+        return ()
+    cells = [one for one in seen.cells if (one.name, one.kind) in main]
+    roles = seen.placement.roles(seen.ranks)
+    change = find_own_change(total_work(cells, roles)) if cells else None
+    if change is None or peer_counts(roles, np.ones(len(roles), bool))[change.row] >= thresholds.many_peers:
+        return ()
+    names = " and ".join(sorted(one.name for one in cells))
+    ratio = round(math.exp(change.effect), 4)
+    return (EarlyWarning(int(seen.ranks[change.row]), names, int(seen.steps[change.first]), ratio),)
 
 
 def _quick(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cells import NS_PER_MS, SegmentCells
+from .cells import NS_PER_MS, SegmentCells, total_work
 from .clocks import RankClocks
 from .peers import FloatArray, IntArray, peers_median
 
@@ -138,8 +138,7 @@ class MeasuredWaiting:
     @classmethod
     def of(cls, waits_ms: FloatArray, cells: tuple[SegmentCells, ...], roles: IntArray) -> MeasuredWaiting:
         """It does if who works longer waits less, by half of it at least, and that explains half of the waiting."""
-        every = np.stack([one.per_step_ms() for one in cells])
-        work = np.where(np.isfinite(every).any(axis=0), np.nansum(every, axis=0), np.nan)  # no work known is not none
+        work = total_work(cells, roles)
         slope = fit_slope(work - peers_median(work, roles), waits_ms - peers_median(waits_ms, roles))
         steep = slope is not None and slope.value <= MIN_SLOPE and slope.explained >= MIN_EXPLAINED
         return cls(waits_ms, steep)

@@ -160,13 +160,13 @@ class StragglerVerdict:
     def sentence(self) -> str:
         """The verdict in one sentence, for the top of a report or of a page."""
         if self.verdict == Outcome.HEALTHY:
-            links = (
-                "" if any(one.signal == "network" for one in self.abstained) else ", and no link between hosts is slow"
-            )
-            seen = "" if self.visible_ratio is None else f" (from x{self.visible_ratio:.2f} on it would have shown)"
-            return f"No rank's own work was seen to be slower than its peers'{seen}{links}."
+            size = "" if self.visible_ratio is None else f" of x{self.visible_ratio:.2f} or more"
+            not_seen = any(one.signal == "network" for one in self.abstained)
+            return f"No straggler{size}{'' if not_seen else ', and no slow link between hosts'}."
         if self.verdict == Outcome.INSUFFICIENT:
             reason = self.abstained[0].reason if self.abstained else "no rank could be compared with peers"
+            if self.visible_ratio is not None and self.abstained and self.abstained[0].signal == "network":
+                return f"No straggler of x{self.visible_ratio:.2f} or more in the ranks' own work, but {reason}."
             return f"Not enough evidence to judge: {reason}."
         first = self.culprits[0]
         more = len(self.culprits) - 1
@@ -231,6 +231,8 @@ _OF_THE_JOB = {
     Cause.CHECKPOINT: "Checkpoints hold up all hosts alike: {segment} stops the job in {steps}",
     Cause.BARRIER: "Ranks wait for each other, or take another order, where the schedule does not ask for it: at "
     "{segment}, {steps}",
+    Cause.NETWORK: "Transfers of {segment} take x{ratio:.2f} of what they took before, between all hosts alike, "
+    "{steps}: some network became slow, and whose cannot be told, as no other does the same",
     Cause.WARM_UP: "The job took long to warm up: x{ratio:.2f} of the usual step, {steps}",
 }
 

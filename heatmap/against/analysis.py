@@ -29,6 +29,7 @@ from .estimate import estimate, ratio_of
 from .evidence import gather
 from .result import Against, Change, Place, Slower, Verdict
 from .sides import Loaded, differences, load_side, other_work, same_ranks, same_step, same_work
+from .waiting import with_split
 from .words import sentence_of, statement_of
 
 MAX_FINDINGS = 30
@@ -71,16 +72,17 @@ def compare_runs(
     faster = [one for one in faster if -one.own_ms >= _least_ms(now)]
     blocking = list(_blocking(now, then, shared))
     verdict = _verdict(slower, step, blocking)
+    told = tuple(_told(one, now, then, place) for place, one in enumerate(slower[:MAX_FINDINGS]))
     return Against(
         run=attempt.run,
         attempt=attempt.attempt,
         data_age_s=store.data_age_s(attempt),
         verdict=verdict,
-        sentence=sentence_of(verdict, slower, step, blocking),
+        sentence=sentence_of(verdict, told, len(slower), step, blocking),
         now=now.said(),
         then=then.said(),
         step=step,
-        findings=tuple(_told(one, now, then, place) for place, one in enumerate(slower[:MAX_FINDINGS])),
+        findings=told,
         small=tuple(replace(one, statement=statement_of(one)) for one in small[:MAX_FINDINGS]),
         faster=tuple(replace(one, statement=statement_of(one)) for one in faster[:MAX_FINDINGS]),
         growth=growth,
@@ -91,9 +93,9 @@ def compare_runs(
 
 def _told(one: Slower, now: Loaded, then: Loaded, place: int) -> Slower:
     """A finding in words; the first of them with evidence."""
-    return replace(
-        one, statement=statement_of(one), evidence=gather(now, then, one) if place < MAX_WITH_EVIDENCE else ()
-    )
+    one = replace(one, evidence=gather(now, then, one)) if place < MAX_WITH_EVIDENCE else one
+    one = with_split(one, now, then)
+    return replace(one, statement=statement_of(one))
 
 
 def _changes(pair: Pair, now: Loaded, then: Loaded, segments: int) -> list[Slower]:

@@ -58,6 +58,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """What the mean rank waits in a step, milliseconds: for transfers once all had arrived, and for who was late."""
+
+    transfer_ms: float
+    lateness_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Slower:
     """One thing that got slower (or faster). ``change`` is of the time per span of a segment, of waiting per step.
 
@@ -80,6 +88,8 @@ class Slower:
     lost_share: float
     statement: str
     evidence: tuple[Evidence, ...] = ()
+    waited: tuple[Waited, Waited] | None = None
+    """Of waiting, what it is made of now and then; None where single operations do not tell, and of all else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def statement_of(one: Slower) -> str:
     if one.place == Place.WAITING:
         return (
             f"waiting over {one.segment} takes {change.now_ms:,.2f} ms a step that no slower work explains, "
-            f"{change.then_ms:,.2f} ms then: whose origin this is it does not tell (slow transfers, or somebody late)"
+            f"{change.then_ms:,.2f} ms then: {_origin(one)}"
         )
     interval = f"x{change.ratio:.3f} ({change.low:.3f} to {change.high:.3f})"
     times = f"{change.now_ms:,.2f} ms a span now, {change.then_ms:,.2f} ms then"
@@ -25,6 +25,26 @@ def statement_of(one: Slower) -> str:
         return f"{_who(one)} changed {interval} more than its stage in {one.segment}: {times}, {cost}{_moved(one)}"
     where = f"{one.segment} on stage {one.stage}" if one.place == Place.STAGE else f"{one.segment} everywhere"
     return f"{where} takes {interval} of what it took: {times}, {cost}"
+
+
+MOST = 2 / 3
+"""Share of the growth of waiting from which on it is called one thing."""
+
+
+def _origin(one: Slower) -> str:
+    """Whether waiting got longer for slow transfers or for somebody late, as far as it is known."""
+    if one.waited is None:
+        return "whose origin this is it does not tell (slow transfers, or somebody late)"
+    now, then = one.waited
+    moved, late = now.transfer_ms - then.transfer_ms, now.lateness_ms - then.lateness_ms
+    grown = max(moved, 0.0) + max(late, 0.0)
+    mostly = "transfers and lateness"
+    if grown > 0 and max(moved, late) >= MOST * grown:
+        mostly = "transfers got slower" if moved > late else "somebody comes later"
+    return (
+        f"{mostly} (of all waiting over it, transfers {now.transfer_ms:,.2f} ms now, {then.transfer_ms:,.2f} ms then; "
+        f"lateness {now.lateness_ms:,.2f} ms now, {then.lateness_ms:,.2f} ms then)"
+    )
 
 
 def _who(one: Slower) -> str:
@@ -49,16 +69,18 @@ def step_words(step: Change) -> str:
     )
 
 
-def sentence_of(verdict: Verdict, slower: Sequence[Slower], step: Change | None, blocking: Sequence[Abstention]) -> str:
-    """The verdict in one sentence."""
+def sentence_of(
+    verdict: Verdict, told: Sequence[Slower], found: int, step: Change | None, blocking: Sequence[Abstention]
+) -> str:
+    """The verdict in one sentence: the first of the findings that are ``told``, and how many more were ``found``."""
     if verdict == Verdict.INSUFFICIENT:
         reason = blocking[0].reason if blocking else "the steps' times could not be compared"
         return f"Not enough evidence to say whether anything got slower: {reason}."
     if verdict == Verdict.NOT_SLOWER:
         return f"Nothing got slower: {step_words(step)}." if step is not None else "Nothing got slower."
-    if not slower:
-        told = step_words(step) if step is not None else "steps got slower"
-        return f"{told[0].upper()}{told[1:]}, and no segment of work that was recorded explains it."
-    first = statement_of(slower[0])
-    more = f" {len(slower) - 1} more below." if len(slower) > 1 else ""
-    return f"{first[0].upper()}{first[1:]}.{more}"
+    if not told:
+        longer = step_words(step) if step is not None else "steps got slower"
+        return f"{longer[0].upper()}{longer[1:]}, and no segment of work that was recorded explains it."
+    worst = statement_of(told[0])
+    more = f" {found - 1} more below." if found > 1 else ""
+    return f"{worst[0].upper()}{worst[1:]}.{more}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...profiler.vocabulary import SegmentKind
-from ..cells import SegmentCells
+from ..cells import SegmentCells, total_work
 from ..observations import Observations
 from ..peers import STAGE_AXIS, FloatArray, IntArray, column_median
 
@@ -74,8 +74,7 @@ def replica_work(seen: Observations, chunks: int = 1) -> ReplicaWork | None:
 
 def _rank_logs(cells: list[SegmentCells], stage: IntArray, stages: IntArray) -> FloatArray:
     """log(own / median of the stage's ranks in the column), [R, C]."""
-    parts = np.stack([one.per_step_ms() for one in cells])
-    work = np.where(np.isfinite(parts).any(axis=0), np.nansum(parts, axis=0), np.nan)
+    work = total_work(cells, stage)
     logs = np.full(work.shape, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         for one in stages:

@@ -16,7 +16,8 @@ import numpy as np
 from ...collectors.store import Attempt, Store
 from ..observations import Observations
 from ..peers import FloatArray, column_median
-from ..verdict import Abstention, Cause, Culprit, CulpritKind, Findings, Pattern, severity
+from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
+from .alone import alone_evidence, is_without_stages, microbatch_contrasts, step_work
 from .evidence import replica_evidence
 from .microbatches import MIN_REPLICAS, comparable_work
 from .replicas import ReplicaWork
@@ -46,6 +47,13 @@ MIN_TOUCHED = 0.3
 
 CLIP_SIGMAS = 4.0
 
+LEAST_ALONE, SURE_ALONE = 0.4, 0.8
+"""The same of a micro-batch's forward and backward, where no stages can agree: one that follows on the other meets the
+same load, and on cores that ranks share reaches 0.45. Below the second of these it is not called sequences."""
+
+MIN_BLOCKING_SHARE = 0.02
+"""Share of the job's time from which on replicas that take turns, for whatever reason, forbid the word healthy."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnevenInput:
@@ -70,6 +78,8 @@ def find_uneven_input(store: Store, attempt: Attempt, seen: Observations) -> Fin
     """Findings of the job where micro-batches cost unequally much, by chance or for some replicas always; no rank."""
     if seen.waits_ms is None or not compute_cells(seen):
         return Findings()
+    if is_without_stages(seen):
+        return _without_stages(store, attempt, seen)
     work = comparable_work(store, attempt, seen)
     if work is None:
         return Findings(abstained=(Abstention(SIGNAL, _NOT_COMPARABLE),))
@@ -80,14 +90,54 @@ def find_uneven_input(store: Store, attempt: Attempt, seen: Observations) -> Fin
     return Findings(culprits=tuple(culprits))
 
 
+def _without_stages(store: Store, attempt: Attempt, seen: Observations) -> Findings:
+    """The same where no stages can agree: by the forward and backward of single micro-batches, else not judged."""
+    alone = microbatch_contrasts(store, attempt, seen)
+    if alone is not None:
+        found = uneven_input(alone.contrast, seen, whole=alone.whole, agreement=LEAST_ALONE)
+        if found is None:
+            return Findings()
+        if found.agreement < SURE_ALONE:
+            return _take_turns(found, seen)
+        inside = slice(found.first, found.last + 1)
+        evidence = alone_evidence(store, attempt, seen, alone, inside, _remark(found))
+        return Findings(culprits=(_culprit_of(found, seen, evidence),))
+    work = step_work(seen)
+    found = None if work is None else uneven_input(work, seen, whole=work)
+    if found is None:
+        return Findings(abstained=(Abstention(SIGNAL, _NOT_COMPARABLE),))
+    return _take_turns(found, seen)
+
+
+def _take_turns(found: UnevenInput, seen: Observations) -> Findings:
+    """What may be sequences or busy machines: worth a word against healthy where it costs enough."""
+    if found.lost_share < MIN_BLOCKING_SHARE:
+        return Findings(abstained=(Abstention(SIGNAL, _NOT_COMPARABLE),))
+    first, last = steps_of(found.first, found.last, seen)
+    reason = _TAKE_TURNS.format(found.ratio, first, last, found.lost_share)
+    return Findings(blocking=(Abstention(SIGNAL, reason),))
+
+
+_TAKE_TURNS = (
+    "the replicas take turns at working longer, the longest x{:.2f} of the mean in steps {} to {} ({:.1%} of the job's "
+    "time): sequences of unequal length, or busy machines; whether a micro-batch is long forward and backward alike "
+    "does not tell"
+)
+
 _NOT_COMPARABLE = (
     f"whether sequences are of unequal length cannot be told: that takes several stages, and at least {MIN_REPLICAS} "
     f"replicas or spans that say their micro-batch"
 )
 
 
-def uneven_input(work: ReplicaWork, seen: Observations) -> UnevenInput | None:
-    """The stretch in which the replicas differ, and all their stages agree."""
+def uneven_input(
+    work: ReplicaWork, seen: Observations, whole: ReplicaWork | None = None, agreement: float = MIN_AGREEMENT
+) -> UnevenInput | None:
+    """The stretch in which the replicas differ, and all their stages agree.
+
+    In a job without stages, ``work`` has segments in their place; ``whole`` is then what the cost is taken from, and
+    ``agreement`` the least of it.
+    """
     between, within, left = _variances(work.logs)
     stretch = _stretch(between, within, left)
     if stretch is None:
@@ -100,14 +150,15 @@ def uneven_input(work: ReplicaWork, seen: Observations) -> UnevenInput | None:
     stages, noise = work.logs.shape[0], float(within[inside].sum() / max(free[1], 1))
     common = max((ratio - 1) * noise / stages, 0.0)
     spread = math.sqrt(common * work.spans / work.chunks)
-    agreement = common / max(common + noise, 1e-12)
-    if z < MIN_Z or agreement < MIN_AGREEMENT or spread < MIN_SPREAD:
+    agreed = common / max(common + noise, 1e-12)
+    if z < MIN_Z or agreed < agreement or spread < MIN_SPREAD:
         return None
     means = _means(work.logs[:, :, inside])
     if _persistence(means) > MAX_PERSISTENCE or _touched(means, math.sqrt(common)) < MIN_TOUCHED:
         return None
-    lost, costliest, at = _costs(work, seen, inside, math.sqrt(common * seen.source.step_width))
-    return UnevenInput(first, last, spread, agreement, z, costliest, lost, int(at[0]), first + int(at[1]))
+    depth = len(work.logs) if whole is None else 1
+    lost, costliest, at = _costs(whole or work, seen, inside, math.sqrt(common * seen.source.step_width), depth)
+    return UnevenInput(first, last, spread, agreed, z, costliest, lost, int(at[0]), first + int(at[1]))
 
 
 def _variances(logs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -188,12 +239,14 @@ def _touched(means: FloatArray, sigma: float) -> float:
     return float(np.mean(away.mean(axis=1) >= 1 / 3))
 
 
-def _costs(work: ReplicaWork, seen: Observations, inside: slice, sigma: float) -> tuple[float, float, tuple[int, int]]:
+def _costs(
+    work: ReplicaWork, seen: Observations, inside: slice, sigma: float, depth: int
+) -> tuple[float, float, tuple[int, int]]:
     """Share of the job's time lost, the costliest replica over the mean, and its place (replica, column) where most so.
 
     All replicas meet at the end of a step, so it lasts as long as the costliest: (largest - mean work) x
-    (1 + (p - 1) / n) is lost, for p stages that pass on n spans a step. Within windows much evens out: there the
-    largest of G replicas is taken to be sigma of a step times the expected largest of G normal values (Blom).
+    (1 + (p - 1) / n) is lost, for p = ``depth`` stages that pass on n spans a step. Within windows much evens out:
+    there the largest of G replicas is taken to be sigma of a step times the expected largest of G normal values (Blom).
     """
     factors = work.by_replica(np.exp(np.nan_to_num(work.logs[:, :, inside].mean(axis=0))))
     usual = np.nan_to_num(column_median(work_ms(seen))[inside])
@@ -201,7 +254,7 @@ def _costs(work: ReplicaWork, seen: Observations, inside: slice, sigma: float) -
     if seen.source.step_width > 1:
         expected = NormalDist().inv_cdf((len(factors) - 0.375) / (len(factors) + 0.25))
         above = np.full(len(above), sigma * expected)
-    lost_ms = usual * above * (1 + (len(work.logs) - 1) / max(spans_per_step(seen), 1.0))
+    lost_ms = usual * above * (1 + (depth - 1) / max(spans_per_step(seen), 1.0))
     total = float(np.nansum(seen.step_ms))
     lost = float(np.minimum(lost_ms, np.nan_to_num(seen.step_ms[inside])).sum()) / total if total > 0 else 0.0
     at = np.unravel_index(int(np.argmax(factors / factors.mean(axis=0))), factors.shape)
@@ -209,10 +262,18 @@ def _costs(work: ReplicaWork, seen: Observations, inside: slice, sigma: float) -
 
 
 def _culprit(store: Store, attempt: Attempt, seen: Observations, work: ReplicaWork, found: UnevenInput) -> Culprit:
+    evidence = replica_evidence(store, attempt, seen, work, (found.replica, found.column), _remark(found))
+    return _culprit_of(found, seen, evidence)
+
+
+def _remark(found: UnevenInput) -> str:
+    return f"micro-batches differ by {found.spread:.0%} (standard deviation)"
+
+
+def _culprit_of(found: UnevenInput, seen: Observations, evidence: tuple[Evidence, ...]) -> Culprit:
     steps = steps_of(found.first, found.last, seen)
     to_the_end = found.last >= len(seen.steps) - 1 - len(seen.steps) // 10
     sure = 1 - 0.5 * math.exp(-(found.z - MIN_Z) / 6)
-    remark = f"micro-batches differ by {found.spread:.0%} (standard deviation)"
     return Culprit(
         ranks=(),
         hosts=(),
@@ -225,5 +286,5 @@ def _culprit(store: Store, attempt: Attempt, seen: Observations, work: ReplicaWo
         steps=steps,
         pattern=Pattern.CHRONIC if to_the_end else Pattern.ONE_OFF,
         lost_share=found.lost_share,
-        evidence=replica_evidence(store, attempt, seen, work, (found.replica, found.column), remark),
+        evidence=evidence,
     )

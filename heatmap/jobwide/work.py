@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ...profiler.vocabulary import ActionKind, SegmentKind
-from ..cells import SegmentCells
+from ..cells import SegmentCells, total_work
 from ..observations import Observations
 from ..peers import FloatArray
 
@@ -19,19 +17,13 @@ def compute_cells(seen: Observations) -> list[SegmentCells]:
 
 def work_ms(seen: Observations) -> FloatArray:
     """Own time in compute per step, [R, S]; NaN where a rank has none."""
-    return _total(compute_cells(seen))
+    return total_work(compute_cells(seen), seen.placement.roles(seen.ranks))
 
 
 def forward_ms(seen: Observations) -> FloatArray | None:
     """The part of it that is forward, [R, S]; None where no segment has that name."""
     cells = [one for one in compute_cells(seen) if one.name == ActionKind.FORWARD]
-    return _total(cells) if cells else None
-
-
-def _total(cells: Sequence[SegmentCells]) -> FloatArray:
-    parts = np.stack([one.per_step_ms() for one in cells])
-    total: FloatArray = np.where(np.isfinite(parts).any(axis=0), np.nansum(parts, axis=0), np.nan)
-    return total
+    return total_work(cells, seen.placement.roles(seen.ranks)) if cells else None
 
 
 def spans_per_step(seen: Observations) -> float:

@@ -33,16 +33,21 @@ def gather(
 ) -> tuple[Evidence, ...]:
     """Transfer times by segment beside those of other pairs or groups, and who only waits. What has no answer is left
     out."""
-    make = _of_spans if channels.exact else _of_windows
     result = []
     for one in found:
-        sql = make(attempt, one, channels, steps)
+        sql = transfer_sql(attempt, one, channels, steps)
         own = ask(store, sql, attempt)
         if own is not None:
             table_name = "events" if channels.exact else "rank_windows"
             said = _statement(place, one, own, channels, steps)
             result.append(Evidence(said, own, round(one.usual_ms, 6), table_name, sql))
     return tuple(result) + _victims(place, routes, result, inside=channels.inside)
+
+
+def transfer_sql(attempt: Attempt, one: Excess, channels: Channels, steps: tuple[int, int]) -> str:
+    """SQL for the median transfer, in ms, of the channels of an excess in steps (first, last)."""
+    make = _of_spans if channels.exact else _of_windows
+    return make(attempt, one, channels, steps)
 
 
 def _statement(place: Place, one: Excess, value: float, channels: Channels, steps: tuple[int, int]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...collectors.store import Attempt, Store
@@ -10,10 +12,11 @@ from ..observations import Observations
 from ..source import Source
 from ..verdict import Findings
 from .cases import Case, accuse, by_id, case_of
-from .channels import Channels, log_ratios, usual_ms
+from .channels import Channels, hosts_without_like, log_ratios, usual_ms
 from .levels import find_routes, rank_levels, visible_ratio
 from .notes import SIGNAL, general_notes, not_named, uncovered, unexplained_note, without_like
 from .operations import load_channels
+from .past import against_own_past
 from .places import Place, locate, of_whole_stages, too_many, unexplained
 from .window_operations import load_window_channels
 
@@ -49,8 +52,11 @@ def judge_channels(store: Store, attempt: Attempt, channels: Channels, seen: Obs
     routes = find_routes(channels, logs)
     levels = rank_levels(routes)
     visible = visible_ratio(levels)
+    hosts = hosts_without_like(channels, seen.placement)
+    past = against_own_past(store, attempt, channels, hosts, seen) if hosts else Findings()
     if not np.isfinite(logs).any():
-        return _abstain("no pair or group that communicates between hosts has others of its kind to be compared with")
+        note = _abstain("no pair or group that communicates between hosts has others of its kind to be compared with")
+        return replace(past, abstained=note.abstained)
     if visible is None:
         what = "steps" if channels.step_width == 1 else f"windows of {channels.step_width} steps"
         return _abstain(f"{len(channels.steps)} {what} are too few to tell a slow link from noise")
@@ -65,8 +71,10 @@ def judge_channels(store: Store, attempt: Attempt, channels: Channels, seen: Obs
         return _abstain(reason)
     cases.sort(key=lambda one: (-one.lost_share, one.place.ranks))
     culprits, unproven = accuse(store, attempt, cases, routes, seen)
+    if not culprits:  # else what became longer has its cause
+        culprits, blocking = past.culprits, (*blocking, *past.blocking)
     notes += [*unproven, *general_notes(channels, logs, visible, len(cases))]
-    return Findings(culprits, (*notes, *without_like(channels, seen), *uncovered(levels, seen)), blocking)
+    return Findings(culprits, (*notes, *without_like(hosts), *uncovered(levels, seen)), blocking)
 
 
 def _partial(channels: Channels, seen: Observations) -> list[Case]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..observations import Observations
 from ..peers import FloatArray
 from ..verdict import CulpritKind
 from .cases import MOST_CULPRITS, Case, case_of
-from .channels import Channels, hosts_without_like
+from .channels import Channels
 from .levels import MIN_STEPS, Levels, Routes
 from .places import Place
 
@@ -41,9 +41,8 @@ def uncovered(levels: Levels, seen: Observations) -> list[Abstention]:
     return [Abstention(SIGNAL, reason)]
 
 
-def without_like(channels: Channels, seen: Observations) -> list[Abstention]:
+def without_like(hosts: Sequence[str]) -> list[Abstention]:
     """Hosts whose networks cannot be judged, since all transfers to compare with would be slow with them."""
-    hosts = hosts_without_like(channels, seen.placement)
     if not hosts:
         return []
     shown = ", ".join(hosts[:_SHOWN_HOSTS]) + (", ..." if len(hosts) > _SHOWN_HOSTS else "")

@@ -16,6 +16,7 @@ from megascope.heatmap.against.estimate import estimate, normal_reach, ratio_of
 from megascope.heatmap.against.report import render
 from megascope.heatmap.against.result import Against, Place, Verdict, to_json
 from megascope.heatmap.against.sides import changed_settings, is_of_model
+from megascope.score_runs import SPANS
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise import load_noise
@@ -205,10 +206,41 @@ def test_settings_are_the_models_by_name_and_not_by_value() -> None:
 
 def test_waiting_is_not_called_the_network_and_comes_in_the_order_of_a_step(runs: Store) -> None:
     found = compare(runs, "network", "base")
-    assert all("whose origin this is it does not tell" in one.statement for one in found.findings)
+    said = {one.segment: one.statement for one in found.findings}
+    assert "whose origin this is it does not tell" in said["pp"]  # rollups do not tell a pair's transfer
+    assert "ms then: transfers got slower (" in said["dp"]
+    assert "ms then: somebody comes later (" in said["world"]
     assert not any("the network" in one.statement for one in found.findings)
     axes = [one.segment for one in found.findings]
     assert axes == sorted(axes, key=["tp", "pp", "dp", "world"].index)
+
+
+@pytest.mark.parametrize("axis", ["dp", "pp", "world"])
+def test_waiting_is_split_into_transfers_and_lateness(tmp_path: Path, axis: str) -> None:
+    """From spans: a slow NIC makes transfers longer where it carries them, and its ranks late where all meet."""
+    simulate(small("base", seed=1), tmp_path / "s", SPANS)
+    simulate(small("network", seed=7), tmp_path / "s", SPANS, faults=[parse_fault("degraded-nic:host=1")])
+    with Store(tmp_path / "s") as store:
+        [one] = [each for each in compare(store, "network", "base").findings if each.segment == axis]
+        assert one.waited is not None
+        now, then = one.waited
+        moved, late = now.transfer_ms - then.transfer_ms, now.lateness_ms - then.lateness_ms
+        assert (moved > 2 * late) == (axis == "dp")
+        assert (late > 2 * moved) == (axis != "dp")
+        assert [evidence.value for evidence in one.evidence] == [now.transfer_ms, then.transfer_ms]
+        for evidence in one.evidence:
+            assert store.query(evidence.sql).column(0)[0].as_py() == pytest.approx(evidence.value, abs=1e-6)
+
+
+def test_waiting_is_not_split_where_members_were_not_recorded(tmp_path: Path) -> None:
+    """Whoever is missing may have been the last to arrive."""
+    some = replace(SPANS, span_ranks=tuple(range(12)))  # of 16: replicas 0 to 2 of stage 0, and all of stage 1 but two
+    simulate(small("base", seed=1), tmp_path / "s", some)
+    simulate(small("network", seed=7), tmp_path / "s", some, faults=[parse_fault("degraded-nic:host=1")])
+    with Store(tmp_path / "s") as store:
+        waits = [one for one in compare(store, "network", "base").findings if one.place == Place.WAITING]
+        assert waits
+        assert all(one.waited is None for one in waits if one.segment in ("dp", "world"))
 
 
 def test_no_loss_below_nothing_is_told(runs: Store) -> None:

@@ -131,3 +131,24 @@ def test_more_tries_need_more_evidence(ranks: int, steps: int) -> None:
 def test_too_little_data_has_no_noise() -> None:
     assert measure_noise(np.full((4, 20), np.nan)) is None
     assert measure_noise(np.zeros((2, 3))) is None
+
+
+def test_what_is_usual_is_taken_from_a_rows_own_stage() -> None:
+    """All of a restless stage have bursts, so none of them stands out; one of a quiet stage with as many does."""
+    roles, noise = np.repeat([0, 1], [10, 9]), Noise(0.08, 0.05, 15)
+    logs = np.random.default_rng(8).normal(0, 0.08, (19, 120))
+    for row in range(10, 19):
+        logs[row, row % 5 :: 5] += 0.6
+    assert find_bursts(logs, noise)
+    assert find_bursts(logs, noise, roles=roles) == []
+    logs[3, ::5] += 0.6
+    assert [one.row for one in find_bursts(logs, noise, roles=roles)] == [3]
+
+
+def test_the_one_peer_of_a_rank_is_no_yardstick_by_itself() -> None:
+    """Of two ranks of a stage one may be quiet by chance: what all others have counts too."""
+    roles, noise = np.repeat([0, 1, 2, 3], 2), Noise(0.08, 0.05, 15)
+    logs = np.random.default_rng(9).normal(0, 0.08, (8, 120))
+    for row in range(1, 8):
+        logs[row, row % 5 :: 5] += 0.6
+    assert find_bursts(logs, noise, roles=roles) == []

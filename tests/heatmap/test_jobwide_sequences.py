@@ -17,10 +17,11 @@ from megascope.heatmap.jobwide.work import work_ms
 from megascope.heatmap.observations import Observations, observe
 from megascope.heatmap.peers import FloatArray
 from megascope.heatmap.stragglers import find_stragglers
-from megascope.heatmap.verdict import Cause, CulpritKind, Findings, describe
+from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Outcome, describe
 from megascope.profiler.topology import Topology
 from support.faulty_job import check_evidence, faulty_job
 from support.noisy_job import Job, observations
+from support.span_store import Span, write_spans
 
 MESH = Topology.from_mapping({"pp": 4, "dp": 16})
 
@@ -190,3 +191,69 @@ def test_the_order_of_ranks_does_not_matter() -> None:
     assert work is not None
     assert work.logs.shape == (4, 16, 30)
     assert np.nanmax(np.abs(np.nanmedian(work.logs, axis=1))) < 0.05
+
+
+ALONE = {"dp": 8}
+"""No pipeline: nobody else works on a rank's micro-batches."""
+
+
+@pytest.mark.parametrize("layout", [ALONE, {"dp": 4, "tp": 2}], ids=["dp8", "dp4 tp2"])
+def test_without_stages_forward_and_backward_of_a_micro_batch_agree(tmp_path: Path, layout: dict[str, int]) -> None:
+    with faulty_job(tmp_path / "s", "uneven-sequences:spread=0.3:steps=15-", layout=layout, steps=45) as store:
+        verdict = find_stragglers(store, store.attempt())
+        assert [(one.cause, one.kind, one.ranks) for one in verdict.culprits] == [
+            (Cause.UNEVEN_INPUT, CulpritKind.JOB, ())
+        ]
+        found = verdict.culprits[0]
+        assert found.steps == (15, 44)
+        assert 0.02 < found.lost_share < 0.5
+        spread = float(found.evidence[0].statement.split("differ by ")[1].split("%")[0])
+        assert spread == pytest.approx(30, abs=5)
+        check_evidence(store, found.evidence)
+        assert len(found.evidence) == 2
+
+
+def test_a_slow_rank_without_stages_is_named_and_its_micro_batches_are_even(tmp_path: Path) -> None:
+    with faulty_job(tmp_path / "s", "slow-gpu:rank=5:factor=1.3:steps=15-", layout=ALONE, steps=45) as store:
+        verdict = find_stragglers(store, store.attempt())
+        assert [(one.cause, one.ranks) for one in verdict.culprits] == [(Cause.SLOW_COMPUTE, (5,))]
+
+
+def test_rollups_without_stages_cannot_tell_sequences_from_busy_machines_and_are_not_healthy(tmp_path: Path) -> None:
+    fault = "uneven-sequences:spread=0.6"
+    with faulty_job(tmp_path / "s", fault, layout=ALONE, steps=120, rollups=True) as store:
+        verdict = find_stragglers(store, store.attempt())
+        assert verdict.verdict != Outcome.HEALTHY
+        assert not [one for one in verdict.culprits if one.ranks]
+        assert any(one.signal == "uneven-input" and "take turns" in one.reason for one in verdict.abstained)
+
+
+@pytest.mark.parametrize("rollups", [False, True], ids=["spans", "rollups"])
+def test_an_even_job_without_stages_has_none(tmp_path: Path, rollups: bool) -> None:
+    with faulty_job(tmp_path / "s", layout=ALONE, steps=120 if rollups else 45, rollups=rollups) as store:
+        attempt = store.attempt()
+        found = find_uneven_input(store, attempt, observe(store, attempt))
+        assert (found.culprits, found.blocking) == ((), ())
+
+
+@pytest.mark.parametrize(("own", "outcome"), [(0.02, "named"), (0.2, "not told"), (2.0, "even")])
+def test_load_that_hits_a_forward_and_its_backward_is_not_called_sequences(
+    tmp_path: Path, own: float, outcome: str
+) -> None:
+    """Half of the variance in common is less than sequences have, and more than machines that do nothing else."""
+    random, spans = np.random.default_rng(5), []
+    for step, rank, batch in np.ndindex(40, 4, 6):
+        common = random.normal(0, 0.2)
+        for number, segment in enumerate(("forward", "backward")):
+            took = 10 * (number + 1) * float(np.exp(common + random.normal(0, own)))
+            at = 1000.0 * step + 100 * batch + 40 * number
+            spans.append(Span(int(rank), int(step), segment, at, took, microbatch=int(batch)))
+        if batch == 5:
+            spans.append(
+                Span(int(rank), int(step), "reduce", 1000.0 * step + 900, 2.0, exposed_ms=2.0, kind="collective")
+            )
+    with write_spans(tmp_path / "s", spans, layout={"dp": 4}) as store:
+        attempt = store.attempt()
+        found = find_uneven_input(store, attempt, observe(store, attempt))
+        assert [one.cause for one in found.culprits] == ([Cause.UNEVEN_INPUT] if outcome == "named" else [])
+        assert ["take turns" in one.reason for one in found.blocking] == ([True] if outcome == "not told" else [])

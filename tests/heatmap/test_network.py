@@ -103,7 +103,7 @@ def test_a_single_group_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
         found = network_of(store)
         assert found.culprits == ()
         assert ["others of its kind" in one.reason for one in found.abstained if one.signal == "network"] == [True]
-        assert "no link" not in find_stragglers(store, store.attempt()).sentence()
+        assert "no slow link" not in find_stragglers(store, store.attempt()).sentence()
 
 
 def test_a_slow_rank_in_the_only_groups_that_it_has_is_named_with_its_group(tmp_path: Path) -> None:

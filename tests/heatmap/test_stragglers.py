@@ -105,8 +105,12 @@ def test_an_even_job_is_healthy(tmp_path: Path) -> None:
     verdict = find_stragglers(store, store.attempt())
     assert verdict.verdict == Outcome.HEALTHY
     assert verdict.visible_ratio is not None
-    shown = f"(from x{verdict.visible_ratio:.2f} on it would have shown)"
-    assert verdict.sentence() == f"No rank's own work was seen to be slower than its peers' {shown}."
+    said = f"No straggler of x{verdict.visible_ratio:.2f} or more."
+    assert verdict.sentence() == said
+    assert to_json(verdict)["visible_ratio"] == verdict.visible_ratio
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(render(verdict))
+    assert console.export_text().startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.heatmap.cells import SegmentCells
+from megascope.heatmap.cells import SegmentCells, total_work
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.synchrony import MeasuredWaiting
 from megascope.heatmap.verdict import Outcome, StragglerVerdict
@@ -154,3 +154,35 @@ def test_work_that_is_not_known_is_not_taken_for_none() -> None:
         nothing, 0,
     )  # fmt: skip
     assert MeasuredWaiting.of(waits, (cells,), np.zeros(8, np.int64)).accounts
+
+
+def test_one_rank_whose_backward_was_not_measured_does_not_blind_its_stage() -> None:
+    """Its forward alone is not its work: beside it, the waiting of the others still follows from their work."""
+    rng = np.random.default_rng(2)
+    forward, backward = 10 + rng.normal(0, 1, (8, 60)), 20 + rng.normal(0, 2, (8, 60))
+    waits = 40 - forward - backward
+    backward[3] = np.nan
+    ranks, steps, roles = np.arange(8), np.arange(60), np.zeros(8, np.int64)
+    cells = tuple(
+        SegmentCells(name, "compute", ranks, steps, own[None], np.isfinite(own)[None].astype(float), own, own, 0)
+        for name, own in (("forward", forward), ("backward", backward))
+    )
+    total = total_work(cells, roles)
+    assert np.isnan(total[3]).all()
+    np.testing.assert_allclose(np.delete(total, 3, axis=0), np.delete(forward + backward, 3, axis=0))
+    measured = MeasuredWaiting.of(waits, cells, roles)
+    assert measured.accounts
+    assert all(measured.covers(one, roles) for one in cells)
+
+
+def test_work_that_few_ranks_have_is_none_elsewhere() -> None:
+    """Not every rank loads data, and no rank saves in every step."""
+    nothing, forward, data = np.full((4, 3), np.nan), np.full((4, 3), 10.0), np.full((4, 3), np.nan)
+    data[0] = 2.0
+    cells = tuple(
+        SegmentCells(
+            name, kind, np.arange(4), np.arange(3), own[None], np.isfinite(own)[None] * 1.0, nothing, nothing, 0
+        )
+        for name, kind, own in (("forward", "compute", forward), ("data", "data", data))
+    )
+    np.testing.assert_array_equal(total_work(cells, np.zeros(4, np.int64)), [[12.0] * 3, *[[10.0] * 3] * 3])
