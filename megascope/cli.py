@@ -15,6 +15,8 @@ from .profiler.errors import MegascopeError
 VERBS = (
     "demo",
     "train",
+    "supervise",
+    "node",
     "collect",
     "serve",
     "watch",
@@ -25,8 +27,11 @@ VERBS = (
     "sql",
     "simulate",
     "prune",
+    "preflight",
+    "ablate",
     "score",
     "import",
+    "checkpoint",
 )
 
 _MODULES = {"import": "import_traces"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +37,21 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat((-high, low), dim=-1) * sine
 
 
+def attend(qkv: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None, heads: int, head_width: int) -> Tensor:
+    """Projected [sequence, batch, 3 x heads x head_width] to mixed [sequence, batch, heads x head_width].
+
+    Causal where there is no mask.
+    """
+    sequence, batch, _ = qkv.shape
+    query, key, value = qkv.view(sequence, batch, heads, 3, head_width).permute(3, 1, 2, 0, 4)
+    mixed = nn.functional.scaled_dot_product_attention(
+        rotate(query, cosine, sine), rotate(key, cosine, sine), value, attn_mask=mask, is_causal=mask is None
+    )
+    return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
+
+
 class Attention(nn.Module):
-    """Attention of ``heads`` heads out of the model's; the output is a partial sum over the tensor-parallel group.
+    """Attention of ``heads`` heads out of the model's, and its projections, which the layer multiplies with.
 
     The rows of the input projection are ordered head, then query/key/value, then channel: a contiguous part of
     them is a set of whole heads.
@@ -54,19 +69,22 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.head_width, self.window, self.rotary_base = heads, head_width, window, rotary_base
+        self._attend: Callable[..., Tensor] = attend
         self.qkv = nn.Parameter(torch.empty(3 * heads * head_width, width, dtype=dtype, device=device))
         self.out = nn.Parameter(torch.empty(width, heads * head_width, dtype=dtype, device=device))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[sequence, batch, width], the whole sequence, to a partial sum of the same shape."""
-        sequence, batch, _ = x.shape
-        qkv = nn.functional.linear(x, self.qkv).view(sequence, batch, self.heads, 3, self.head_width)
-        query, key, value = qkv.permute(3, 1, 2, 0, 4)
-        cosine, sine = rotary_table(sequence, self.head_width, self.rotary_base, x.dtype, x.device)
+    def forward(self, qkv: Tensor) -> Tensor:
+        """Projected [sequence, batch, 3 x heads x head width], the whole sequence, to [sequence, batch, heads x head
+
+        width], which `out` projects.
+        """
+        sequence = len(qkv)
+        cosine, sine = rotary_table(sequence, self.head_width, self.rotary_base, qkv.dtype, qkv.device)
         mask = None
         if self.window is not None and self.window < sequence:
-            mask = window_mask(sequence, self.window, x.device)
-        mixed = nn.functional.scaled_dot_product_attention(
-            rotate(query, cosine, sine), rotate(key, cosine, sine), value, attn_mask=mask, is_causal=mask is None
-        )
-        return nn.functional.linear(mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1), self.out)
+            mask = window_mask(sequence, self.window, qkv.device)
+        return self._attend(qkv, cosine, sine, mask, self.heads, self.head_width)
+
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile what lies between the projections."""
+        self._attend = torch.compile(attend, *arguments, **options)

@@ -9,35 +9,31 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Toml
 from rich.console import Console
 
 from ..profiler.errors import UsageError
 from ..profiler.identity import ATTEMPT_VARIABLE
 from ..profiler.topology import Topology
+from .sections import (
+    Backend,
+    ModelConfig,
+    OptimizationConfig,
+    Optimizer,
+    Order,
+    ParallelConfig,
+    Precision,
+    Recompute,
+    Whole,
+)
 from .validation import check_config
 
-AXES = ("pp", "dp", "tp")
-
-
-def _whole(_: object, tokens: Sequence[Token]) -> int:
-    """A whole number, also as 1_000 or 0xff; the library's own conversion rounds 10.5."""
-    try:
-        return int(tokens[0].value, 0)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number.") from None
-
-
-Whole = Annotated[int, Parameter(converter=_whole)]
-
-
-class Precision(StrEnum):
-    """Number format of parameters and activations. Optimizer state is float32, float64 for fp64."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP64 = "fp64"
+__all__ = [
+    "Backend", "CheckpointConfig", "DataConfig", "ModelConfig", "OnFailure", "OptimizationConfig", "Optimizer",
+    "Order", "ParallelConfig", "Precision", "Recompute", "RecordConfig", "Tokenizer", "TrainConfig", "Whole",
+    "load_config", "print_settings",
+]  # fmt: skip
 
 
 class Tokenizer(StrEnum):
@@ -45,104 +41,6 @@ class Tokenizer(StrEnum):
 
     BYTES = "bytes"
     BPE = "bpe"
-
-
-class Backend(StrEnum):
-    """What carries communication: NCCL on GPUs and gloo on CPUs (auto), or gloo through the host's memory on both."""
-
-    AUTO = "auto"
-    NCCL = "nccl"
-    GLOO = "gloo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The decoder."""
-
-    layers: Whole = 8
-    "Decoder layers."
-    width: Whole = 64
-    "Width of the residual stream."
-    heads: Whole = 4
-    "Attention heads."
-    feed_forward: Whole = 4
-    "Inner width of the feed-forward part, in multiples of the width."
-    vocabulary: Whole = 256
-    "Tokens in the vocabulary; 256 suits bytes."
-    sequence: Whole = 64
-    "Tokens in a sequence."
-    parallel_block: bool = False
-    "Compute attention and feed-forward from the same input, with half the tensor-parallel communication."
-    window: Whole | None = None
-    "Sliding attention window in tokens; all earlier tokens if absent."
-    rotary_base: float = 10000.0
-    "Base of the rotary position angles."
-    init_std: float = 0.02
-    "Standard deviation of the initial weights."
-    precision: Precision = Precision.FP32
-    "Number format of parameters and activations."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelConfig:
-    """How the model and the batch are laid out over processes."""
-
-    tp: Whole = 1
-    "Tensor-parallel ranks, with the sequence split too."
-    pp: Whole = 1
-    "Pipeline stages."
-    dp: Whole = 1
-    "Data-parallel replicas, which share the optimizer's state (ZeRO-1)."
-    chunks: Whole = 1
-    "Virtual stages on each pipeline rank (interleaved 1F1B above 1)."
-    order: tuple[str, ...] = AXES
-    "Axes from the outermost to the innermost, whose ranks are neighbours."
-    recv_ahead: Whole = 2
-    "Compute actions ahead of their use at which receives are posted."
-    overlap: bool = True
-    "Run data-parallel communication beside compute."
-    bucket_bytes: Whole = 4 * 2**20
-    "Gradient bytes that are reduced together."
-    timeout_s: Whole = 600
-    "Seconds after which torch gives up on a collective."
-    backend: Annotated[Backend, Parameter(alias="--backend")] = Backend.AUTO
-    "auto: NCCL on GPUs, gloo on CPUs; with gloo several ranks can share a GPU, through the host's memory."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizationConfig:
-    """Steps, batch and optimizer."""
-
-    steps: Whole = 100
-    "Optimizer steps in all, including those of earlier attempts."
-    batch: Whole = 16
-    "Sequences in a step, over the whole job."
-    microbatches: Whole = 4
-    "Micro-batches that each replica's part of the batch is cut into."
-    learning_rate: float = 1e-3
-    "Peak learning rate."
-    min_learning_rate: float = 1e-4
-    "Learning rate at the end of the cosine."
-    warmup_steps: Whole = 10
-    "Steps over which the learning rate rises from zero."
-    weight_decay: float = 0.1
-    "Decoupled weight decay of matrices."
-    beta1: float = 0.9
-    "Decay of AdamW's first moment."
-    beta2: float = 0.95
-    "Decay of AdamW's second moment."
-    epsilon: float = 1e-8
-    "AdamW's epsilon."
-    clip: float = 1.0
-    "Largest gradient norm over all parameters."
-    seed: Whole = 0
-    "Seed of the initial weights and of the order of the data."
-    log_every: Whole = 10
-    "Steps between progress lines."
-    eval_every: Whole = 0
-    "Steps between evaluations; 0 for none."
-    eval_batches: Whole = 2
-    "Batches in an evaluation."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +55,15 @@ class DataConfig:
     "Read only this much of the text."
     eval_share: float = 0.05
     "Share of the text, at its end, that is kept for evaluation."
+    skip: tuple[Whole, ...] = ()
+    "Batches that are passed over, by their number from 0; all after them move up."
+
+
+class OnFailure(StrEnum):
+    """What becomes of the training when a checkpoint cannot be written."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +75,15 @@ class CheckpointConfig:
     every: Whole = 0
     "Steps between checkpoints; 0 for none."
     keep: Whole = 2
-    "Newest checkpoints that are kept."
+    "Newest checkpoints that are kept, beside those that they build upon."
+    whole_every: Whole = 1
+    "Every so many checkpoints one is whole; those between hold only the blocks that have changed."
+    on_failure: OnFailure = OnFailure.STOP
+    "When one cannot be written: stop, or continue with a warning; the one before stays valid."
     resume: bool = True
-    "Go on from the newest intact checkpoint in the folder."
+    "Go on from the newest intact checkpoint in the folder, of any layout."
+    read_once: bool = True
+    "When resuming, one rank of each data-parallel group reads and broadcasts; if false, each reads what it needs."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

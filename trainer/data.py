@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -22,6 +23,23 @@ class Split(IntEnum):
 
     TRAIN = 0
     EVAL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where training is in the text: batch ``number`` begins at draw ``draw``, and each batch takes ``batch`` draws."""
+
+    batch: int
+    number: int = 0
+    draw: int = 0
+
+    def draw_of(self, number: int) -> int:
+        """The first draw of a batch."""
+        return self.draw + (number - self.number) * self.batch
+
+    def going_on(self, number: int, batch: int) -> Position:
+        """The position of a job with batches of another size that goes on with ``number``: no draw is left out."""
+        return self if batch == self.batch else Position(batch=batch, number=number, draw=self.draw_of(number))
 
 
 def splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -61,14 +79,16 @@ class Batches:
     def __init__(self, tokens: Tokens, config: TrainConfig) -> None:
         self._tokens = tokens
         self._length = config.model.sequence + 1
-        self._seed, self._batch = config.train.seed, config.train.batch
+        self._seed, self.position = config.train.seed, Position(batch=config.train.batch)
+        self._whole = Position(batch=config.train.batch)
         check_length(len(tokens), config)
         self._parts = _parts(len(tokens), config)
 
     def rows(self, split: Split, number: int, first: int, last: int) -> npt.NDArray[np.int64]:
         """Sequences first to last - 1 of batch ``number``: [last - first, sequence + 1] token ids."""
         low, high = self._parts[split]
-        counter = np.arange(number * self._batch + first, number * self._batch + last, dtype=np.uint64)
+        draw = (self.position if split is Split.TRAIN else self._whole).draw_of(number)
+        counter = np.arange(draw + first, draw + last, dtype=np.uint64)
         stream = splitmix64(np.array([2 * self._seed + split], dtype=np.uint64))
         starts = low + (splitmix64(counter ^ stream) % np.uint64(high - low - self._length + 1)).astype(np.int64)
         places = starts[:, np.newaxis] + np.arange(self._length)
@@ -86,6 +106,13 @@ class Loader:
         self._mesh, self._tp, self._probe, self._batches = mesh, tp, probe, batches
         self._sequences = config.train.batch // config.parallel.dp
         self._length = config.model.sequence + 1
+        self.position = Position(batch=config.train.batch)
+
+    def go_on(self, number: int, position: Position) -> None:
+        """Continue at a checkpoint's position, with the batch of that number."""
+        self.position = position.going_on(number, self.position.batch)
+        if self._batches is not None:
+            self._batches.position = self.position
 
     @staticmethod
     def takes_part(mesh: Mesh) -> bool:

@@ -1,151 +1,84 @@
-"""Flat buffers of a model chunk: gradients reduced bucket by bucket as they become ready, state sharded (ZeRO-1)."""
+"""The flat buffers of a model chunk: its buckets, reduced one by one as a backward fills them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .comm import Channel
-from .handle import Handle
-from .model import ModelChunk, ParameterSpec
+from .bucket import Bucket, Member, ShardSlice
+from .hierarchy import Replicas
+from .model import ModelChunk
 
-Member = tuple[ParameterSpec, nn.Parameter]
+__all__ = ["Bucket", "FlatChunk", "Member", "ShardSlice"]
 
-
-@dataclass(frozen=True, slots=True)
-class ShardSlice:
-    """The part of one parameter that this rank's shard of a bucket holds.
-
-    ``start`` and ``end`` are places in the shard; ``offset`` is where they begin in the flattened parameter, as
-    far as this rank's tensor-parallel part of it goes. ``shape`` is the shape of that part.
-    """
-
-    spec: ParameterSpec
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    offset: int
-
-
-class Bucket:
-    """Parameters that are reduced and gathered together, with this data-parallel rank's shard of their state.
-
-    A replicated bucket holds what every tensor-parallel rank has whole, the norms: their gradients are partial
-    sums over the parts of the sequence, and they take no weight decay.
-    """
-
-    def __init__(self, members: Sequence[Member], is_replicated: bool, channel: Channel, state: torch.dtype) -> None:
-        self.members, self.is_replicated, self.channel = members, is_replicated, channel
-        first = members[0][1]
-        total = sum(parameter.numel() for _, parameter in members)
-        self.shard_size = -(-total // channel.size)
-        padded = self.shard_size * channel.size
-        self.weights = torch.zeros(padded, dtype=first.dtype, device=first.device)
-        self.gradients = torch.zeros(padded, dtype=state, device=first.device)
-        self.is_accumulated_in_place = first.dtype == state
-        self.slices: list[ShardSlice] = []
-        self._low = channel.index * self.shard_size
-        self._adopt()
-        own = slice(self._low, self._low + self.shard_size)
-        self.gradient_shard = self.gradients if channel.size == 1 else self.gradients.new_zeros(self.shard_size)
-        self.master = self.weights[own].to(state, copy=True)
-        self.first_moment = torch.zeros_like(self.master)
-        self.second_moment = torch.zeros_like(self.master)
-        self.pending = 0
-        self._reduction: Handle | None = None
-        self._gathering: Handle | None = None
-
-    def _adopt(self) -> None:
-        """Make every parameter a view of the flat weights, and its gradient one of the flat gradients."""
-        offset = 0
-        for spec, parameter in self.members:
-            size, shape = parameter.numel(), tuple(parameter.shape)
-            self.weights[offset : offset + size].copy_(parameter.data.flatten())
-            parameter.data = self.weights[offset : offset + size].view(shape)
-            if self.is_accumulated_in_place:
-                parameter.grad = self.gradients[offset : offset + size].view(shape)
-            start, end = max(offset, self._low), min(offset + size, self._low + self.shard_size)
-            if start < end:
-                self.slices.append(ShardSlice(spec, shape, start - self._low, end - self._low, start - offset))
-            offset += size
-
-    def state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a checkpoint keeps of the shard: master weights, first and second moment."""
-        return self.master, self.first_moment, self.second_moment
-
-    def reduce(self, *, wait: bool) -> None:
-        """Sum the gradients over the data-parallel ranks into this rank's shard, once a step."""
-        if self._reduction is None and self.channel.size > 1:
-            self._reduction = self.channel.reduce_scatter(self.gradient_shard, self.gradients, wait=wait)
-
-    def finish_reduce(self) -> None:
-        """Wait for the reduction."""
-        if self._reduction is not None:
-            self._reduction.wait()
-            self._reduction = None
-
-    def gather(self, *, wait: bool) -> None:
-        """Give all data-parallel ranks the updated weights."""
-        if self.channel.size == 1:
-            self.weights.copy_(self.master)
-        else:
-            self._gathering = self.channel.all_gather(self.weights, self.master.to(self.weights.dtype), wait=wait)
-
-    def finish_gather(self) -> None:
-        """Wait until the weights may be read."""
-        if self._gathering is not None:
-            self._gathering.wait()
-            self._gathering = None
+REDUCED_AT_ONCE = 2
+"""Buckets on their way where whole gradients are not kept: they bound the memory of gradients."""
 
 
 class FlatChunk:
-    """The buckets of one chunk, in the order in which a backward fills them."""
+    """The buckets of one chunk, in the order in which a backward fills them.
+
+    With ``zero`` 1 the last backward of a step is armed, and reduces what it completes; from 2 on every backward.
+    """
 
     def __init__(
-        self, chunk: ModelChunk, channel: Channel, state: torch.dtype, bucket_bytes: int, *, overlap: bool
+        self,
+        chunk: ModelChunk,
+        channel: Replicas,
+        state: torch.dtype,
+        bucket_bytes: int,
+        *,
+        overlap: bool,
+        zero: int = 1,
     ) -> None:
         self._overlap, self._is_armed = overlap, False
+        self._reducing: deque[Bucket] = deque()
         parameters = dict(chunk.named_parameters())
         members = [(spec, parameters[spec.name]) for spec in reversed(chunk.specs)]
-        split = [member for member in members if member[0].tp_dimension is not None]
         whole = [member for member in members if member[0].tp_dimension is None]
-        self.buckets = [Bucket(part, False, channel, state) for part in _cut(split, bucket_bytes // state.itemsize)]
-        self.buckets.append(Bucket(whole, True, channel, state))
+        tied = [member for member in members if member[0].copies > 1]
+        split = [member for member in members if member[0].tp_dimension is not None and member[0].copies == 1]
+        runs = [*_cut(split, bucket_bytes // state.itemsize), *([tied] if tied else [])]
+        self.buckets = [Bucket(run, False, channel, state, zero) for run in runs]
+        self.buckets.append(Bucket(whole, True, channel, state, zero))
+        self.zero = self.buckets[0].zero
         for bucket in self.buckets:
-            for spec, parameter in bucket.members:
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._hook(bucket, spec.name)
-                )
+            offset = 0
+            for _, parameter in bucket.members:
+                hook = self._hook(bucket, offset)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                offset += parameter.numel()
+        self.release()
 
     @property
     def replicated(self) -> Bucket:
         """The bucket of the norms."""
         return self.buckets[-1]
 
-    def _hook(self, bucket: Bucket, name: str) -> Callable[[Tensor], None]:
-        offset = 0
-        for spec, parameter in bucket.members:
-            if spec.name == name:
-                target = bucket.gradients[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
-
+    def _hook(self, bucket: Bucket, offset: int) -> Callable[[Tensor], None]:
         def after_gradient(parameter: Tensor) -> None:
-            if not bucket.is_accumulated_in_place and parameter.grad is not None:
-                target.add_(parameter.grad)
-                parameter.grad = None
+            bucket.take(parameter, offset)
             if self._is_armed:
                 bucket.pending -= 1
                 if bucket.pending == 0 and self._overlap:
-                    bucket.reduce(wait=False)
+                    self._reduce(bucket)
 
         return after_gradient
 
+    def _reduce(self, bucket: Bucket) -> None:
+        if bucket.reduce(wait=not self._overlap) and bucket.zero > 1:
+            self._reducing.append(bucket)
+            while len(self._reducing) > REDUCED_AT_ONCE or (self._reducing and self._reducing[0].is_reduced()):
+                self._reducing.popleft().finish_reduce()
+
     def arm(self) -> None:
-        """The backward that comes next is the chunk's last of the step: reduce what it completes."""
+        """The backward that comes next completes gradients that are to be reduced."""
         self._is_armed = True
+        if self.zero > 1:  # they are reduced once a micro-batch: those of the one before must be through
+            self.finish_reduce()
         for bucket in self.buckets:
             bucket.pending = len(bucket.members)
 
@@ -153,10 +86,11 @@ class FlatChunk:
         """Reduce all buckets that the last backward has not sent off yet."""
         self._is_armed = False
         for bucket in self.buckets:
-            bucket.reduce(wait=not self._overlap)
+            self._reduce(bucket)
 
     def finish_reduce(self) -> None:
         """Wait for all reductions."""
+        self._reducing.clear()
         for bucket in self.buckets:
             bucket.finish_reduce()
 
@@ -165,10 +99,26 @@ class FlatChunk:
         for bucket in reversed(self.buckets):
             bucket.gather(wait=not self._overlap)
 
+    def prefetch(self) -> None:
+        """Begin to gather weights that are not there."""
+        for bucket in reversed(self.buckets):
+            if bucket.needs_gather():
+                bucket.gather(wait=not self._overlap)
+
+    def acquire(self) -> None:
+        """Wait until all weights are there and may be read."""
+        self.prefetch()
+        self.finish_gather()
+
     def finish_gather(self) -> None:
-        """Wait until all weights may be read."""
+        """Wait for the weights that are on their way."""
         for bucket in reversed(self.buckets):
             bucket.finish_gather()
+
+    def release(self) -> None:
+        """The weights are not needed for now: with ``zero`` 3 they are freed."""
+        for bucket in self.buckets:
+            bucket.release()
 
 
 def _cut(members: Iterable[Member], size: int) -> list[list[Member]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from ..collectors.durable import make_folders
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.opening import attempt_folder
-from .checkpoint_files import DamagedError, check_unused, committed_steps, layout_of, read_commit
+from .checkpoints.commit import check_model, read_commit
+from .checkpoints.files import DamagedError, check_unused, commit_path, committed_steps
 from .config import Tokenizer, TrainConfig
 from .corpus import NO_TOKENIZERS, open_text
 from .data import check_length
@@ -44,8 +45,8 @@ def _check_checkpoints(folder: Path, config: TrainConfig) -> None:
     if not config.checkpoint.resume:
         check_unused(folder)
     elif steps := committed_steps(folder):
-        with contextlib.suppress(DamagedError):  # `Checkpointer.restore` passes over it
-            read_commit(folder, steps[0], layout_of(config))
+        with contextlib.suppress(DamagedError):  # `Restorer.restore` passes over it
+            check_model(commit_path(folder, steps[0]), read_commit(folder, steps[0]), config.model)
     if not config.checkpoint.every:
         return
     try:

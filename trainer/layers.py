@@ -6,6 +6,7 @@ Outside the tensor-parallel regions a rank holds its own part of the sequence, [
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .comm import Channel
+from .ring import Ring, ring_gather_linear, ring_linear_scatter
 
 
 def _gather(x: Tensor, channel: Channel) -> Tensor:
@@ -67,6 +69,30 @@ def scatter_sequence(x: Tensor, channel: Channel) -> Tensor:
         return x
     result: Tensor = _ScatterSequence.apply(x, channel)  # type: ignore[no-untyped-call]
     return result
+
+
+def gather_linear(x: Tensor, weights: Sequence[Tensor], channel: Channel, ring: Ring | None) -> tuple[Tensor, ...]:
+    """Into a tensor-parallel region: [sequence / tp, batch, in] to [sequence, batch, out] for each weight [out, in].
+
+    With a ring the parts of the sequence are multiplied as they arrive.
+    """
+    if ring is not None:
+        return ring_gather_linear(x, weights, ring)
+    whole = gather_sequence(x, channel)
+    return tuple(nn.functional.linear(whole, weight) for weight in weights)
+
+
+def linear_scatter(inputs: Sequence[Tensor], weights: Sequence[Tensor], channel: Channel, ring: Ring | None) -> Tensor:
+    """Out of a tensor-parallel region: the products of inputs [sequence, batch, in] and weights [out, in], summed over
+
+    inputs and the group, this rank's part of the sequence. With a ring its parts travel while others are multiplied.
+    """
+    if ring is not None:
+        return ring_linear_scatter(inputs, weights, ring)
+    partial = nn.functional.linear(inputs[0], weights[0])
+    for x, weight in zip(inputs[1:], weights[1:], strict=True):
+        partial = partial + nn.functional.linear(x, weight)
+    return scatter_sequence(partial, channel)
 
 
 class VocabularyEmbedding(nn.Module):

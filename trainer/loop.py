@@ -16,22 +16,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..profiler.recorder import AnyRecorder
-from .checkpoint import Checkpointer
-from .comm import Funnel, Traffic
-from .config import Backend, TrainConfig
+from .building import build_engine
+from .checkpoints.checkpointer import Checkpointer
+from .comm import Traffic
+from .config import TrainConfig
 from .corpus import encode, read_text, train_tokenizer
 from .data import Batches, Loader, Split
 from .faults.kinds import parse_fault
 from .faults.switches import FaultSwitches
-from .flat import FlatChunk
 from .flops import peak_flops, utilization
-from .model import LOSS_DTYPES, ModelChunk
-from .optim import ShardedAdamW, learning_rate
-from .pipeline import Pipeline, not_finite
+from .optim import learning_rate
+from .pipeline import not_finite, step_schedule
 from .probe import Probe
 from .readback import Readback
-from .schedule import as_rows, training_schedule, virtual_stage
-from .topology import build_mesh, groups_across_hosts
+from .rescue import Rescue
+from .schedule import as_rows
+from .skipping import batch_of
+from .stopping import StopRequest
+from .topology import groups_across_hosts
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +44,17 @@ GC_EVERY_STEPS = 100
 
 @dataclass(slots=True)
 class TrainResult:
-    """What a rank knows at the end. Lists start at ``start_step``; ``traffic`` is of the training steps alone."""
+    """What a rank knows at the end. Lists start at ``start_step``; ``traffic`` is of the training steps alone.
+
+    ``stopped``: it was asked to save and stop before its last step.
+    """
 
     start_step: int
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     eval_losses: dict[int, float] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
+    stopped: bool = False
 
 
 class Trainer:
@@ -59,36 +65,19 @@ class Trainer:
     ) -> None:
         config.validate(dist.get_world_size())
         self._config, self._recorder, self._device, self._progress = config, recorder, device, progress
-        topology, parallel = config.topology(), config.parallel
         rank = dist.get_rank()
-        recorder.topology(topology, rank)
+        recorder.topology(config.topology(), rank)
         recorder.configuration(_plain(asdict(config)))
         faults = [parse_fault(text) for text in config.fault]
         self._switches = FaultSwitches(faults, rank, recorder, attempt=config.attempt(os.environ))
         self._probe = Probe(recorder, self._switches)
         with self._probe.span("setup"):
-            is_staged = device.type == "cuda" and parallel.backend is Backend.GLOO
-            mesh = self._mesh = build_mesh(topology, parallel.chunks, "cpu" if is_staged else device.type)
-            self.funnel = Funnel(recorder, self._switches, device, rank, is_staged=is_staged)
-            tp, dp = (self.funnel.channel(axis, topology.group(axis, rank), mesh.groups[axis]) for axis in ("tp", "dp"))
-            world = dist.group.WORLD
-            assert world is not None
-            self._world = self.funnel.channel("world", range(topology.world_size), world)
-            recorder.group("pp", topology.group("pp", rank))
+            engine = build_engine(config, recorder, self._switches, self._probe, device)
+            self.funnel, self.optimizer, self.pipeline = engine.funnel, engine.optimizer, engine.pipeline
+            mesh, tp, self._mesh, self._world = engine.mesh, engine.tp, engine.mesh, engine.world
             self._warn_of_tp_across_hosts()
             if rank == 0:
-                stages = (parallel.pp, parallel.chunks, config.train.microbatches)
-                recorder.schedule(as_rows(training_schedule(*stages, shards=parallel.dp > 1)))
-            chunks = [
-                ModelChunk(config.model, virtual_stage(mesh.index("pp"), number, parallel.pp), self._stages, tp)
-                for number in range(parallel.chunks)
-            ]
-            for chunk in chunks:
-                chunk.initialise(config.train.seed)
-            state = LOSS_DTYPES[config.model.precision]
-            flats = [FlatChunk(chunk, dp, state, parallel.bucket_bytes, overlap=parallel.overlap) for chunk in chunks]
-            self.optimizer = ShardedAdamW(flats, tp, self._world, config.train, self._probe)
-            self.pipeline = Pipeline(config, mesh, self.funnel, chunks, flats, self._probe)
+                recorder.schedule(as_rows(step_schedule(config)))
             self._loader = Loader(config, mesh, tp, self._probe, self._batches())
         self._checkpointer: Checkpointer | None = None
         if config.checkpoint.folder is not None:
@@ -97,10 +86,8 @@ class Trainer:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         self._peak = peak_flops(name, config.model.precision)
         self._logged_step, self._logged_ns = 0, 0
-
-    @property
-    def _stages(self) -> int:
-        return self._config.parallel.pp * self._config.parallel.chunks
+        self._stop_request = StopRequest()
+        self._rescue = Rescue(config.attempt(os.environ), self._save_last_good)
 
     def _warn_of_tp_across_hosts(self) -> None:
         per_host = int(os.environ.get("LOCAL_WORLD_SIZE", self._world.size))
@@ -129,7 +116,9 @@ class Trainer:
         """Train from where the newest checkpoint ends to the last step."""
         start = 0
         if self._checkpointer is not None:
-            start = self._checkpointer.begin()
+            restored = self._checkpointer.begin()
+            start = restored.step
+            self._loader.go_on(batch_of(start, self._config.data.skip), restored.position)
             if start and self._progress is not None:
                 self._progress(f"resumed at step {start}/{self._config.train.steps}")
         result = TrainResult(start)
@@ -140,9 +129,14 @@ class Trainer:
         gc.disable()
         try:
             for step in range(start, self._config.train.steps):
-                self._step(step, result)
+                with self._rescue.guard(lambda: self.optimizer.updates):
+                    self._step(step, result)
                 if self._switches.active and self._switches.repeats(step):
                     self._step(step, result)
+                if self._stop_request.is_due(step + 1):
+                    self._save_at_stop(step + 1)
+                    result.stopped = True
+                    break
         finally:
             self._switches.close()
             gc.enable()
@@ -156,19 +150,31 @@ class Trainer:
         self._recorder.step(step)
         self._switches.step(step)
         self._readback.begin()
-        batch = self._loader.load(Split.TRAIN, step)
+        batch = self._loader.load(Split.TRAIN, batch_of(step, self._config.data.skip))
         metrics: list[Tensor] = []
-        self.pipeline.train_step(batch, lambda loss: metrics.append(self.optimizer.step(step, loss)))
+        self.pipeline.train_step(batch, step, lambda loss: metrics.append(self.optimizer.step(step, loss)))
         self._readback.push(step, metrics[0])
         self._report(result)
         if train.eval_every and (step + 1) % train.eval_every == 0:
             self._evaluate(step, result)
         every = self._config.checkpoint.every
         if self._checkpointer is not None and every and (step + 1) % every == 0:
-            self._checkpointer.save(step + 1)
+            self._checkpointer.save(step + 1, self._loader.position)
         if (step + 1) % GC_EVERY_STEPS == 0:
             with self._probe.span("gc"):
                 gc.collect(1)
+
+    def _save_last_good(self, updates: int) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.save(updates, self._loader.position)
+            self._checkpointer.finish()
+
+    def _save_at_stop(self, updates: int) -> None:
+        every = self._config.checkpoint.every
+        if self._checkpointer is not None and not (every and updates % every == 0):  # else it was saved just now
+            self._checkpointer.save(updates, self._loader.position)
+        if self._progress is not None:
+            self._progress(f"stopped after step {updates}, as asked from outside")
 
     def _report(self, result: TrainResult, *, wait: bool = False) -> None:
         """Note the metrics that have arrived: on a CPU this step's, on a device perhaps an earlier one's."""

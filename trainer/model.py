@@ -6,17 +6,21 @@ One chunk on one rank is the whole model, which makes it the single-process refe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..profiler.topology import stable_id
 from .attention import Attention
 from .comm import Channel
-from .config import ModelConfig, Precision
-from .layers import VocabularyEmbedding, gather_sequence, scatter_sequence, vocabulary_cross_entropy
+from .config import ModelConfig, Precision, Recompute
+from .dropout import Dropout
+from .layers import VocabularyEmbedding, gather_linear, gather_sequence, linear_scatter, vocabulary_cross_entropy
+from .ring import Ring
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP64: torch.float64}
 LOSS_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.float32, Precision.FP64: torch.float64}
@@ -27,13 +31,22 @@ LOSS_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.float32, Pre
 class ParameterSpec:
     """A parameter of the whole model: its shape there, the dimension that tp splits, and how it begins.
 
-    ``std`` None means a constant: one for scales, zero for shifts.
+    ``std`` None means a constant: one for scales, zero for shifts. ``copies``: virtual stages that hold it, each with
+    a part of its gradient.
     """
 
     name: str
     shape: tuple[int, ...]
     tp_dimension: int | None
     std: float | None
+    copies: int = 1
+
+
+def layer_numbers(layers: int, virtual_stage: int, virtual_stages: int, stage_layers: Sequence[int] = ()) -> range:
+    """Layers of one virtual stage. ``stage_layers`` has the number of each virtual stage; equal parts if empty."""
+    counts = stage_layers or [layers // virtual_stages] * virtual_stages
+    first = sum(counts[:virtual_stage])
+    return range(first, first + counts[virtual_stage])
 
 
 def layer_specs(config: ModelConfig, layer: int) -> Iterator[ParameterSpec]:
@@ -50,18 +63,27 @@ def layer_specs(config: ModelConfig, layer: int) -> Iterator[ParameterSpec]:
     yield ParameterSpec(f"{prefix}feed.down", (width, inner), 1, out_std)
 
 
-def chunk_specs(config: ModelConfig, virtual_stage: int, virtual_stages: int) -> list[ParameterSpec]:
-    """Parameters of one virtual stage, in forward order."""
-    per_stage = config.layers // virtual_stages
-    specs: list[ParameterSpec] = []
-    if virtual_stage == 0:
-        specs.append(ParameterSpec("embedding.weight", (config.vocabulary, config.width), 0, config.init_std))
-    for layer in range(virtual_stage * per_stage, (virtual_stage + 1) * per_stage):
+def chunk_specs(
+    config: ModelConfig, virtual_stage: int, virtual_stages: int, stage_layers: Sequence[int] = ()
+) -> list[ParameterSpec]:
+    """Parameters of one virtual stage, in forward order.
+
+    A tied embedding is also the last stage's output: both stages hold it, under one name.
+    """
+    is_first, is_last = virtual_stage == 0, virtual_stage == virtual_stages - 1
+    table = (config.vocabulary, config.width)
+    copies = 2 if config.tied and virtual_stages > 1 else 1
+    embedding = ParameterSpec("embedding.weight", table, 0, config.init_std, copies)
+    specs = [embedding] if is_first else []
+    for layer in layer_numbers(config.layers, virtual_stage, virtual_stages, stage_layers):
         specs += layer_specs(config, layer)
-    if virtual_stage == virtual_stages - 1:
+    if is_last:
         specs.append(ParameterSpec("final_norm.weight", (config.width,), None, None))
         specs.append(ParameterSpec("final_norm.bias", (config.width,), None, None))
-        specs.append(ParameterSpec("head", (config.vocabulary, config.width), 0, config.init_std))
+        if not config.tied:
+            specs.append(ParameterSpec("head", table, 0, config.init_std))
+        elif not is_first:
+            specs.append(embedding)
     return specs
 
 
@@ -74,17 +96,29 @@ def initial_value(spec: ParameterSpec, seed: int) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """Two projections with a GELU between; the output is a partial sum over the tensor-parallel group."""
+    """Two projections, which the layer multiplies with, and the GELU between them."""
 
     def __init__(self, width: int, inner: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.up = nn.Parameter(torch.empty(inner, width, dtype=dtype, device=device))
         self.down = nn.Parameter(torch.empty(width, inner, dtype=dtype, device=device))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[sequence, batch, width] to a partial sum of the same shape."""
-        hidden = nn.functional.gelu(nn.functional.linear(x, self.up))
-        return nn.functional.linear(hidden, self.down)
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Any shape to the same."""
+        return nn.functional.gelu(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the layers of a rank share: its tensor-parallel channel, and how they compute.
+
+    ``ring``: with it, tensor-parallel collectives travel beside multiplications.
+    """
+
+    channel: Channel
+    dropout: Dropout
+    ring: Ring | None = None
+    recompute: Recompute = Recompute.NONE
 
 
 class Layer(nn.Module):
@@ -93,11 +127,11 @@ class Layer(nn.Module):
     with one gather and one scatter where the serial form needs two of each (PaLM, Chowdhery et al. 2022).
     """
 
-    def __init__(self, config: ModelConfig, channel: Channel) -> None:
+    def __init__(self, config: ModelConfig, number: int, around: Surroundings) -> None:
         super().__init__()
-        dtype, device, split = DTYPES[config.precision], channel.funnel.device, channel.size
+        dtype, device, split = DTYPES[config.precision], around.channel.funnel.device, around.channel.size
         head_width = config.width // config.heads
-        self.channel = channel
+        self.name, self._around = f"layers.{number}", around
         self.norm = nn.LayerNorm(config.width, dtype=dtype, device=device)
         self.feed_norm = None if config.parallel_block else nn.LayerNorm(config.width, dtype=dtype, device=device)
         self.attention = Attention(
@@ -107,32 +141,72 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[sequence / tp, batch, width] to the same."""
-        whole = gather_sequence(self.norm(x), self.channel)
         if self.feed_norm is None:
-            return x + scatter_sequence(self.attention(whole) + self.feed(whole), self.channel)
-        x = x + scatter_sequence(self.attention(whole), self.channel)
-        return x + scatter_sequence(self.feed(gather_sequence(self.feed_norm(x), self.channel)), self.channel)
+            return x + self._branch(x, self.norm, (self.attention, self.feed), "block")
+        x = x + self._branch(x, self.norm, (self.attention,), "attention")
+        return x + self._branch(x, self.feed_norm, (self.feed,), "feed")
+
+    def _branch(self, x: Tensor, norm: nn.Module, parts: Sequence[Attention | FeedForward], site: str) -> Tensor:
+        """What attention, feed-forward or both add to this rank's part of the sequence."""
+        around = self._around
+        projected = gather_linear(norm(x), [_inputs(part) for part in parts], around.channel, around.ring)
+        if around.recompute is Recompute.SELECTIVE and torch.is_grad_enabled():
+            own: Tensor = recomputed(self._out, parts, *projected)
+        else:
+            own = self._out(parts, *projected)
+        return around.dropout(own, f"{self.name}.{site}", around.channel.index * len(own))
+
+    def _out(self, parts: Sequence[Attention | FeedForward], *projected: Tensor) -> Tensor:
+        inner = [part(hidden) for part, hidden in zip(parts, projected, strict=True)]
+        return linear_scatter(inner, [_outputs(part) for part in parts], self._around.channel, self._around.ring)
+
+
+def _inputs(part: Attention | FeedForward) -> Tensor:
+    return part.qkv if isinstance(part, Attention) else part.up
+
+
+def _outputs(part: Attention | FeedForward) -> Tensor:
+    return part.out if isinstance(part, Attention) else part.down
+
+
+def recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Call a function of which only the arguments are kept for the backward, which begins by calling it again.
+
+    The second call stops where the last of its saved tensors is there: a multiplication at its end, and what comes
+    after it, are not repeated. Dropout needs no generator's state: its masks depend on the place alone.
+    """
+    result: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 class ModelChunk(nn.Module):
     """The layers of one virtual stage; the first also embeds, the last also computes the loss."""
 
-    def __init__(self, config: ModelConfig, virtual_stage: int, virtual_stages: int, channel: Channel) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        virtual_stage: int,
+        virtual_stages: int,
+        around: Surroundings,
+        stage_layers: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self.is_first, self.is_last = virtual_stage == 0, virtual_stage == virtual_stages - 1
-        self.specs = chunk_specs(config, virtual_stage, virtual_stages)
-        self.channel = channel
+        self.specs = chunk_specs(config, virtual_stage, virtual_stages, stage_layers)
+        self._around = around
+        self.channel = channel = around.channel
         dtype, device = DTYPES[config.precision], channel.funnel.device
         self.loss_dtype = LOSS_DTYPES[config.precision]
-        per_stage = config.layers // virtual_stages
-        if self.is_first:
+        if self.is_first or (self.is_last and config.tied):
             self.embedding = VocabularyEmbedding(config.vocabulary, config.width, channel, dtype)
-        numbers = range(virtual_stage * per_stage, (virtual_stage + 1) * per_stage)
-        self.layers = nn.ModuleDict({str(number): Layer(config, channel) for number in numbers})
+        numbers = layer_numbers(config.layers, virtual_stage, virtual_stages, stage_layers)
+        self.layers = nn.ModuleDict({str(number): Layer(config, number, around) for number in numbers})
+        self.head = None
         if self.is_last:
             self.final_norm = nn.LayerNorm(config.width, dtype=dtype, device=device)
-            rows = config.vocabulary // channel.size
-            self.head = nn.Parameter(torch.empty(rows, config.width, dtype=dtype, device=device))
+            if not config.tied:
+                rows = config.vocabulary // channel.size
+                self.head = nn.Parameter(torch.empty(rows, config.width, dtype=dtype, device=device))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -144,15 +218,24 @@ class ModelChunk(nn.Module):
                 value = value.chunk(self.channel.size, spec.tp_dimension)[self.channel.index]
             parameters[spec.name].copy_(value)
 
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Have torch.compile make what lies between the projections and the collectives of all layers."""
+        for module in self.modules():
+            if isinstance(module, (Attention, FeedForward)):
+                module.compile(*arguments, **options)
+
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [sequence, batch] or activations [sequence / tp, batch, width] to activations."""
         if self.is_first:
             x = self.embedding(x)
+            x = self._around.dropout(x, "embedding", self.channel.index * len(x))
+        is_repeated = self._around.recompute is Recompute.FULL and torch.is_grad_enabled()
         for layer in self.layers.values():
-            x = layer(x)
+            x = recomputed(layer, x) if is_repeated else layer(x)
         return x
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The last virtual stage's activations and the targets [sequence, batch] to the mean loss, a scalar."""
-        logits = nn.functional.linear(gather_sequence(self.final_norm(x), self.channel), self.head)
+        table = self.embedding.weight if self.head is None else self.head
+        logits = nn.functional.linear(gather_sequence(self.final_norm(x), self.channel), table)
         return vocabulary_cross_entropy(logits.flatten(0, 1).to(self.loss_dtype), targets.flatten(), self.channel)

@@ -1,4 +1,4 @@
-"""AdamW on this rank's shards, gradient clipping over all axes, and the learning rate."""
+"""The optimizer's step on this rank's shards: norms over all axes, clipping, AdamW or LAMB, and the learning rate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from .comm import Channel
-from .config import OptimizationConfig
+from .config import OptimizationConfig, Optimizer
 from .flat import Bucket, FlatChunk
 from .probe import Probe
+from .updates import adamw_update, lamb_directions, lamb_update
 
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
+
+NORM_DECAY = 0.98
+"""Of the running mean of gradient norms: about the last 50 steps count."""
 
 
 def learning_rate(config: OptimizationConfig, step: int) -> float:
@@ -27,14 +31,27 @@ def learning_rate(config: OptimizationConfig, step: int) -> float:
     return config.min_learning_rate + height * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-class ShardedAdamW:
-    """AdamW (Loshchilov and Hutter 2019) whose master weights and moments are split over data-parallel ranks."""
+class ShardedOptimizer:
+    """AdamW or LAMB whose master weights and moments are split over data-parallel ranks.
+
+    ``ends`` joins the two stages that share a tied matrix, on their ranks. ``norm_history`` is the adaptive clip's
+    state, float64 and the same on every rank: the decayed sum of gradient norms, and of their weights.
+    """
 
     def __init__(
-        self, flats: Sequence[FlatChunk], tp: Channel, world: Channel, config: OptimizationConfig, probe: Probe
+        self,
+        flats: Sequence[FlatChunk],
+        tp: Channel,
+        world: Channel,
+        config: OptimizationConfig,
+        probe: Probe,
+        ends: Channel | None = None,
     ) -> None:
         self.flats, self._tp, self._world, self._config, self._probe = flats, tp, world, config, probe
+        self._ends = ends
+        self._dp = flats[0].buckets[0].channel
         self.updates = 0
+        self.norm_history = torch.zeros(2, dtype=torch.float64, device=world.funnel.device)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -56,17 +73,14 @@ class ShardedAdamW:
                 flat.reduce()
                 flat.finish_reduce()
             metrics[1].sqrt_()
-            scale = (self._config.clip / (metrics[1] + CLIP_EPSILON)).clamp(max=1.0)
+            scale = (self._clip_limit(metrics[1]) / (metrics[1] + CLIP_EPSILON)).clamp(max=1.0)
         with self._probe.span("optimizer"):
             self.updates += 1
-            rate = learning_rate(self._config, number)
-            for bucket in self.buckets:
-                self._update(bucket, rate, scale)
-                bucket.gradients.zero_()
+            self._update(learning_rate(self._config, number), scale)
         return metrics
 
     def _reduce_metrics(self, loss: Tensor | None) -> Tensor:
-        """Sum [loss, squared gradient norm] over the world, after completing the gradients of the norms."""
+        """Sum [loss, squared gradient norm] over the world, after completing the gradients of norms and tied copies."""
         device = self._world.funnel.device
         metrics = torch.zeros(2, dtype=torch.float64, device=device)
         if loss is not None:
@@ -75,22 +89,40 @@ class ShardedAdamW:
             if self._tp.size > 1:
                 self._tp.all_reduce(flat.replicated.gradient_shard)
             for bucket in flat.buckets:
+                if bucket.copies > 1:
+                    assert self._ends is not None
+                    self._ends.all_reduce(bucket.gradient_shard)
                 norm = torch.linalg.vector_norm(bucket.gradient_shard, dtype=torch.float64)
-                metrics[1] += norm.square() / (self._tp.size if bucket.is_replicated else 1)
+                metrics[1] += norm.square() / ((self._tp.size if bucket.is_replicated else 1) * bucket.copies)
         if self._world.size > 1:
             self._world.all_reduce(metrics)
         return metrics
 
-    def _update(self, bucket: Bucket, rate: float, scale: Tensor) -> None:
+    def _clip_limit(self, norm: Tensor) -> Tensor:
+        """The norm to clip at: ``clip``, or ``clip_factor`` times the mean of earlier norms where that is less.
+
+        A norm counts as what it was clipped to, so that a spike does not let the next one through.
+        """
         config = self._config
-        gradient = bucket.gradient_shard.mul_(scale.to(bucket.gradient_shard.dtype))
-        if not bucket.is_replicated:
-            bucket.master.mul_(1 - rate * config.weight_decay)
-        bucket.first_moment.lerp_(gradient, 1 - config.beta1)
-        bucket.second_moment.mul_(config.beta2).addcmul_(gradient, gradient, value=1 - config.beta2)
-        first_correction = 1 - config.beta1**self.updates
-        second_correction = 1 - config.beta2**self.updates
-        denominator = bucket.second_moment.sqrt().div_(math.sqrt(second_correction)).add_(config.epsilon)
-        bucket.master.addcdiv_(bucket.first_moment, denominator, value=-rate / first_correction)
-        if bucket.channel.size == 1:
-            bucket.gather(wait=True)
+        limit = torch.full_like(norm, config.clip)
+        if config.clip_factor > 0:
+            total, weight = self.norm_history
+            limit = torch.where(weight > 0, limit.minimum(config.clip_factor * total / weight), limit)
+            seen = torch.stack([norm.minimum(limit), torch.ones_like(norm)])
+            self.norm_history.lerp_(seen, 1 - NORM_DECAY)
+        return limit
+
+    def _update(self, rate: float, scale: Tensor) -> None:
+        config = self._config
+        for bucket in self.buckets:
+            bucket.gradient_shard.mul_(scale.to(bucket.gradient_shard.dtype))
+        if config.optimizer is Optimizer.LAMB:
+            directions = lamb_directions(self.buckets, config, self.updates)
+            lamb_update(self.buckets, directions, rate, self._dp, self._tp)
+        else:
+            for bucket in self.buckets:
+                adamw_update(bucket, config, rate, self.updates)
+        for bucket in self.buckets:
+            if bucket.channel.size == 1:
+                bucket.gather(wait=True)
+            bucket.clear_gradients()

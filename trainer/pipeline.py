@@ -13,12 +13,14 @@ from ..profiler.errors import MegascopeError
 from ..profiler.vocabulary import ActionKind
 from .comm import Funnel
 from .config import TrainConfig
+from .dropout import Dropout
 from .flat import FlatChunk
 from .handle import Handle
+from .links import Links
 from .model import DTYPES, ModelChunk
 from .probe import Probe
-from .schedule import COMPUTE, Action, evaluation_schedule, training_schedule
-from .topology import Edge, EdgeKind, Mesh
+from .schedule import COMPUTE, Action, Schedule, evaluation_schedule, training_schedule
+from .topology import Mesh
 
 
 class NotFiniteError(MegascopeError):
@@ -29,42 +31,6 @@ OptimizerStep = Callable[[Tensor | None], None]
 """Given this rank's part of the mean loss (None if it has none), update the weights' shards."""
 
 RECEIVES = {ActionKind.FORWARD: ActionKind.RECV_FORWARD, ActionKind.BACKWARD: ActionKind.RECV_BACKWARD}
-
-
-class Links:
-    """The channels to the neighbouring stages, by what is sent or received for which chunk."""
-
-    def __init__(self, funnel: Funnel, mesh: Mesh) -> None:
-        self._stage, self._stages = mesh.index("pp"), mesh.size("pp")
-        self._mesh = mesh
-        self._channels = {
-            edge: funnel.channel(str(edge.kind), sorted((edge.source, edge.destination)), group)
-            for edge, group in mesh.edges.items()
-        }
-
-    def send(self, kind: ActionKind, tensor: Tensor) -> Handle:
-        """Send an activation or its gradient to the stage that waits for it."""
-        edge = self._edge(kind)
-        return self._channels[edge].send(str(kind), tensor, edge.destination)
-
-    def recv(self, kind: ActionKind, tensor: Tensor) -> Handle:
-        """Receive an activation or its gradient into ``tensor``."""
-        edge = self._edge(kind)
-        return self._channels[edge].recv(str(kind), tensor, edge.source)
-
-    def _edge(self, kind: ActionKind) -> Edge:
-        goes_up = kind in (ActionKind.SEND_FORWARD, ActionKind.RECV_BACKWARD)
-        is_forward = kind in (ActionKind.SEND_FORWARD, ActionKind.RECV_FORWARD)
-        other = self._stage + (1 if goes_up else -1)
-        wraps = not 0 <= other < self._stages
-        peer = self._mesh.rank_of_stage(other % self._stages)
-        if is_forward:
-            edge_kind = EdgeKind.FORWARD_WRAP if wraps else EdgeKind.FORWARD
-        else:
-            edge_kind = EdgeKind.BACKWARD_WRAP if wraps else EdgeKind.BACKWARD
-        if kind in (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD):
-            return Edge(edge_kind, self._mesh.rank, peer)
-        return Edge(edge_kind, peer, self._mesh.rank)
 
 
 class Pipeline:
@@ -78,15 +44,18 @@ class Pipeline:
         chunks: Sequence[ModelChunk],
         flats: Sequence[FlatChunk],
         probe: Probe,
+        dropout: Dropout,
     ) -> None:
         parallel, train, model = config.parallel, config.train, config.model
         self._funnel, self._chunks, self._flats, self._probe = funnel, chunks, flats, probe
+        self._dropout, self._first_sequence = dropout, mesh.index("dp") * train.batch // parallel.dp
         self._links = Links(funnel, mesh)
-        self._ahead = parallel.recv_ahead
+        self._overlaps_p2p = parallel.overlap_p2p
+        self._ahead = parallel.recv_ahead if parallel.overlap_p2p else 0
         stage = mesh.index("pp")
         sizes = (parallel.pp, parallel.chunks, train.microbatches)
-        self._training = training_schedule(*sizes, shards=parallel.dp > 1)[stage]
-        self._evaluation = evaluation_schedule(*sizes)[stage]
+        self._training = step_schedule(config)[stage]
+        self._evaluation = evaluation_schedule(*sizes, parallel.schedule)[stage]
         self._last_microbatch = train.microbatches - 1
         self._rows = config.microbatch_sequences
         self._shape = (model.sequence // parallel.tp, self._rows, model.width)
@@ -95,8 +64,6 @@ class Pipeline:
         self._loss_scale = 1.0 / (train.microbatches * parallel.dp)
         self._reports_loss = mesh.index("tp") == 0
         self._handlers: dict[ActionKind, Callable[[Action], None]] = {
-            ActionKind.FORWARD: self._forward,
-            ActionKind.BACKWARD: self._backward,
             ActionKind.SEND_FORWARD: self._send,
             ActionKind.SEND_BACKWARD: self._send,
             ActionKind.RECV_FORWARD: self._posted_ahead,
@@ -106,40 +73,45 @@ class Pipeline:
             ActionKind.OPTIMIZER_STEP: lambda _: self._optimizer_step(self._loss),
         }
         self._sends: deque[Handle] = deque()
-        self._reset(None, training=True)
+        self._receives: deque[tuple[int, Action]] = deque()
+        self._reset(None, 0, training=True)
 
-    def _reset(self, batch: Tensor | None, *, training: bool) -> None:
-        self._batch, self._is_training = batch, training
+    def _reset(self, batch: Tensor | None, step: int, *, training: bool) -> None:
+        self._batch, self._step, self._is_training = batch, step, training
         self._loss: Tensor | None = None
         self._incoming: dict[tuple[ActionKind, int | None, int | None], tuple[Tensor, Handle]] = {}
         self._outgoing: dict[tuple[ActionKind, int | None, int | None], Tensor] = {}
         self._saved: dict[tuple[int | None, int | None], tuple[Tensor | None, Tensor]] = {}
 
-    def train_step(self, batch: Tensor | None, optimizer_step: OptimizerStep) -> None:
+    def train_step(self, batch: Tensor | None, step: int, optimizer_step: OptimizerStep) -> None:
         """Run all actions of a step. ``batch`` is this replica's [sequences, sequence + 1] of tokens, on the first and
 
         the last stage; ``optimizer_step`` is called where the schedule has it.
         """
-        self._reset(batch, training=True)
+        self._reset(batch, step, training=True)
         self._optimizer_step = optimizer_step
         self._run(self._training)
 
     @torch.no_grad()
     def evaluate(self, batch: Tensor | None) -> Tensor | None:
         """This rank's part of the mean loss over a batch, without gradients; None on ranks that have none."""
-        self._reset(batch, training=False)
+        self._reset(batch, 0, training=False)
         self._run(self._evaluation)
         return self._loss
 
     def _run(self, actions: Sequence[Action]) -> None:
-        receives = deque(_receives(actions))
+        receives = self._receives = deque(_receives(actions))
+        uses = deque(action.chunk or 0 for action in actions if action.kind in COMPUTE)
         computed = 0
         for action in actions:
             while receives and receives[0][0] <= computed + self._ahead:
                 self._post_receive(receives.popleft()[1])
             self._tag(action)
-            self._handlers[action.kind](action)
-            computed += action.kind in COMPUTE
+            if action.kind in COMPUTE:
+                computed += 1
+                self._compute(action, uses)
+            else:
+                self._handlers[action.kind](action)
         self._funnel.microbatch, self._funnel.chunk = ABSENT_I32, ABSENT_I16
         while self._sends:
             self._sends.popleft().wait()
@@ -166,16 +138,40 @@ class Pipeline:
         handle.wait()
         return tensor
 
+    def _compute(self, action: Action, uses: deque[int]) -> None:
+        """Run a forward or backward, its chunk's weights there; ``uses`` are the chunks of it and of those to come."""
+        assert action.microbatch is not None
+        chunk = uses.popleft()
+        self._flats[chunk].acquire()
+        if uses and uses[0] != chunk:
+            self._flats[uses[0]].prefetch()
+        first = self._first_sequence + action.microbatch * self._rows
+        self._dropout.place(self._step, first, is_training=self._is_training)
+        (self._forward if action.kind is ActionKind.FORWARD else self._backward)(action)
+        if not uses or uses[0] != chunk:
+            self._flats[chunk].release()
+
     def _reduce(self, action: Action) -> None:
-        if not self._funnel.switches.swaps_order():
+        if not self._is_swapped(action):
             self._flats[action.chunk or 0].reduce()
+
+    def _is_swapped(self, action: Action) -> bool:
+        """Whether a fault puts off the reduction of what an action completes until the optimizer's step."""
+        return action.microbatch in (None, self._last_microbatch) and self._funnel.switches.swaps_order()
 
     def _send(self, action: Action) -> None:
         if action.kind is ActionKind.SEND_FORWARD and self._funnel.switches.receives_first():
             self._await_reply(action)
         while self._sends and self._sends[0].is_done():
             self._sends.popleft().wait()
-        self._sends.append(self._links.send(action.kind, self._outgoing.pop(action.key)))
+        handle = self._links.send(action.kind, self._outgoing.pop(action.key))
+        if self._overlaps_p2p:
+            self._sends.append(handle)
+            return
+        if self._receives:  # the other end may be sending too: it is in this receive that its message ends
+            self._post_receive(self._receives.popleft()[1])
+            self._tag(action)
+        handle.wait()
 
     def _await_reply(self, action: Action) -> None:
         """Wait for the gradient of what is not sent yet: the order in which two stages wait for each other for ever."""
@@ -188,7 +184,6 @@ class Pipeline:
         assert action.chunk is not None
         assert action.microbatch is not None
         chunk = self._chunks[action.chunk]
-        self._flats[action.chunk].finish_gather()
         received = self._receive(action)
         if received is not None and self._is_training:
             received.requires_grad_()
@@ -213,8 +208,9 @@ class Pipeline:
         gradient = self._receive(action)
         if gradient is None:
             gradient = torch.full_like(output, self._loss_scale)
-        if action.microbatch == self._last_microbatch and not self._funnel.switches.swaps_order():
-            self._flats[action.chunk].arm()
+        flat = self._flats[action.chunk]
+        if (flat.zero > 1 or action.microbatch == self._last_microbatch) and not self._is_swapped(action):
+            flat.arm()
         with self._probe.span("backward", action.microbatch, action.chunk):
             torch.autograd.backward(output, gradient)
         if received is not None:
@@ -241,6 +237,19 @@ def not_finite(step: int | None = None, microbatch: int | None = None) -> Megasc
     return NotFiniteError(
         f"The loss {where} is not finite (NaN or infinite): go back to an earlier checkpoint, and lower "
         "train.learning_rate or look at the data of that step."
+    )
+
+
+def step_schedule(config: TrainConfig) -> Schedule:
+    """The actions of one training step of a job, on all stages."""
+    parallel = config.parallel
+    return training_schedule(
+        parallel.pp,
+        parallel.chunks,
+        config.train.microbatches,
+        shards=parallel.dp > 1,
+        order=parallel.schedule,
+        zero=parallel.zero,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..profiler.vocabulary import ActionKind
+from .sections import Order
 
 Place = tuple[int, int]
 """(stage, position): one action of a schedule."""
@@ -19,8 +20,9 @@ class Action:
     """One entry of a stage's list. ``microbatch`` and ``chunk`` are None for actions of the whole step.
 
     A receive depends on the send at the other end, and stands right before the action that uses what it brings;
-    an executor may post it earlier. A reduce-scatter depends on the last backward of its chunk; bucket by bucket
-    it may begin inside that backward. The first forward of a chunk also waits for the previous step's all-gather.
+    an executor may post it earlier. A reduce-scatter depends on the last backward of its chunk, or on its own
+    micro-batch's; bucket by bucket it may begin inside that backward. The first forward of a chunk also waits for the
+    previous step's all-gather; with ZeRO-3 there is none, and weights are gathered as computing needs them.
     """
 
     kind: ActionKind
@@ -38,13 +40,22 @@ Schedule = tuple[tuple[Action, ...], ...]
 """The actions of every stage, by stage."""
 
 
-def compute_order(stages: int, stage: int, chunks: int, microbatches: int) -> list[Action]:
+def compute_order(
+    stages: int, stage: int, chunks: int, microbatches: int, order: Order = Order.ONE_F_ONE_B
+) -> list[Action]:
     """Forwards and backwards of a stage, without communication.
+
+    GPipe (Huang et al. 2019): all forwards, then all backwards.
 
     One chunk: 1F1B (Narayanan et al. 2019, PipeDream), after ``stages - 1 - stage`` forwards of warm-up. More:
     interleaved 1F1B (Narayanan et al. 2021), which takes micro-batches in groups of ``stages`` through one chunk
     after another. Raises ValueError where the interleaved order does not exist.
     """
+    if order is Order.GPIPE:
+        if chunks > 1:
+            raise ValueError("GPipe has one chunk on a stage")
+        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+        return [Action(kind, 0, number) for kind in kinds for number in range(microbatches)]
     if chunks > 1 and (stages == 1 or microbatches % stages):
         raise ValueError("interleaved 1F1B needs several stages, and micro-batches in groups of as many")
     total = microbatches * chunks
@@ -65,36 +76,51 @@ def compute_order(stages: int, stage: int, chunks: int, microbatches: int) -> li
         chunk, microbatch = place(number)
         return Action(ActionKind.BACKWARD, chunks - 1 - chunk, microbatch)
 
-    order = [forward(number) for number in range(warm_up)]
+    actions = [forward(number) for number in range(warm_up)]
     for number in range(total - warm_up):
-        order += [forward(warm_up + number), backward(number)]
-    return order + [backward(number) for number in range(total - warm_up, total)]
+        actions += [forward(warm_up + number), backward(number)]
+    return actions + [backward(number) for number in range(total - warm_up, total)]
 
 
-def training_schedule(stages: int, chunks: int, microbatches: int, *, shards: bool) -> Schedule:
-    """All actions of one training step; ``shards``: with reduce-scatters and all-gathers over data-parallel ranks."""
+def training_schedule(
+    stages: int,
+    chunks: int,
+    microbatches: int,
+    *,
+    shards: bool,
+    order: Order = Order.ONE_F_ONE_B,
+    zero: int = 1,
+) -> Schedule:
+    """All actions of one training step; ``shards``: with reduce-scatters and all-gathers over data-parallel ranks.
+
+    From ``zero`` 2 on, gradients are reduced once a micro-batch; with 3, weights are not gathered after the step.
+    """
     lists = []
     for stage in range(stages):
-        order = compute_order(stages, stage, chunks, microbatches)
-        last_backward = {action.chunk: index for index, action in enumerate(order)}
+        computed = compute_order(stages, stage, chunks, microbatches, order)
+        last_backward = {action.chunk: index for index, action in enumerate(computed)}
         actions: list[Action] = []
-        for index, action in enumerate(order):
+        for index, action in enumerate(computed):
             actions += _with_transfers(action, stage, stages, chunks)
-            if shards and last_backward[action.chunk] == index:
+            if not shards or action.kind is not ActionKind.BACKWARD:
+                continue
+            if zero > 1:
+                actions.append(Action(ActionKind.REDUCE_SCATTER, action.chunk, action.microbatch))
+            elif last_backward[action.chunk] == index:
                 actions.append(Action(ActionKind.REDUCE_SCATTER, action.chunk))
         actions.append(Action(ActionKind.OPTIMIZER_STEP))
-        if shards:
+        if shards and zero < 3:
             actions += [Action(ActionKind.ALL_GATHER, chunk) for chunk in range(chunks)]
         lists.append(actions)
     return _link(lists)
 
 
-def evaluation_schedule(stages: int, chunks: int, microbatches: int) -> Schedule:
+def evaluation_schedule(stages: int, chunks: int, microbatches: int, order: Order = Order.ONE_F_ONE_B) -> Schedule:
     """Forwards only, in the order in which training takes them."""
     lists = []
     for stage in range(stages):
-        order = compute_order(stages, stage, chunks, microbatches)
-        forwards = [action for action in order if action.kind is ActionKind.FORWARD]
+        computed = compute_order(stages, stage, chunks, microbatches, order)
+        forwards = [action for action in computed if action.kind is ActionKind.FORWARD]
         lists.append([part for action in forwards for part in _with_transfers(action, stage, stages, chunks)])
     return _link(lists)
 
@@ -141,7 +167,7 @@ def _link(lists: Sequence[Sequence[Action]]) -> Schedule:
             return
         for other, kind, chunk in _sources(stage, action, stages):
             microbatch = action.microbatch
-            if kind is ActionKind.BACKWARD and action.kind is ActionKind.REDUCE_SCATTER:
+            if action.kind is ActionKind.REDUCE_SCATTER and microbatch is None:
                 microbatch = max(a.microbatch or 0 for a in lists[stage] if a.kind is kind)
             position = where.get((other, kind, chunk, microbatch))
             if position is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -14,12 +14,16 @@ from ..profiler.topology import Topology
 
 
 class EdgeKind(StrEnum):
-    """Directed pipeline edges. Wrap edges join the last stage and the first, between interleaved chunks."""
+    """Directed edges between two ranks. Wrap edges join the last stage and the first, between interleaved chunks.
+
+    The ring's edges join each tensor-parallel rank to the next, and the last to the first.
+    """
 
     FORWARD = "pp_forward"
     BACKWARD = "pp_backward"
     FORWARD_WRAP = "pp_forward_wrap"
     BACKWARD_WRAP = "pp_backward_wrap"
+    RING = "tp_ring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class Mesh:
     rank: int
     groups: Mapping[str, dist.ProcessGroup]
     edges: Mapping[Edge, dist.ProcessGroup]
+    pods: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
+    "With pods: the group of replicas in this rank's pod, and that of those at its place in other pods."
+    ends: dist.ProcessGroup | None = None
+    "The first stage's rank and the last one's of this rank's pipeline, where they share a matrix; None on the others."
     coordinates: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +64,11 @@ class Mesh:
         """Global rank of a pipeline stage on this rank's own pipeline."""
         return self.topology.group("pp", self.rank)[stage]
 
+    def rank_of_ends(self) -> tuple[int, int]:
+        """Global ranks of the first and the last stage of this rank's own pipeline."""
+        line = self.topology.group("pp", self.rank)
+        return line[0], line[-1]
+
 
 def pipeline_edges(topology: Topology, chunks: int) -> list[Edge]:
     """All directed edges of all pipelines, in the one order in which every rank creates their groups.
@@ -72,22 +85,56 @@ def pipeline_edges(topology: Topology, chunks: int) -> list[Edge]:
     return edges
 
 
-def build_mesh(topology: Topology, chunks: int, device_type: str) -> Mesh:
+def ring_edges(topology: Topology) -> list[Edge]:
+    """The directed edges of all tensor-parallel rings."""
+    lines = [line for line in topology.groups("tp") if len(line) > 1]
+    return [Edge(EdgeKind.RING, a, b) for line in lines for a, b in zip(line, (*line[1:], line[0]), strict=True)]
+
+
+def build_mesh(
+    topology: Topology,
+    chunks: int,
+    device_type: str,
+    *,
+    ties_ends: bool = False,
+    has_ring: bool = False,
+    pod: int = 0,
+) -> Mesh:
     """Create all process groups; a collective call, in the same order on every rank.
 
-    Groups are made without ``use_local_synchronization``: it names a group by how many its members have, which
-    differs between the members of a ring of four or more, and hangs.
+    ``ties_ends``: first and last stage share a matrix, and have a group in which to add up its gradients; ``pod``:
+    replicas of a pod. Groups are made without ``use_local_synchronization``: it names a group by how many its members
+    have, which differs between the members of a ring of four or more, and hangs.
     """
     rank = dist.get_rank()
     sizes = tuple(size for _, size in topology.axes)
     device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=topology.names)
     own: dict[Edge, dist.ProcessGroup] = {}
-    for edge in pipeline_edges(topology, chunks):
-        group = dist.new_group(sorted((edge.source, edge.destination)))
-        if rank in (edge.source, edge.destination) and isinstance(group, dist.ProcessGroup):
+    for edge in pipeline_edges(topology, chunks) + (ring_edges(topology) if has_ring else []):
+        group = _own_group([[edge.source, edge.destination]], rank)
+        if group is not None:
             own[edge] = group
     groups = {name: device_mesh.get_group(name) for name in topology.names}
-    return Mesh(topology, rank, groups, own)
+    ends = _own_group([[line[0], line[-1]] for line in topology.groups("pp") if len(line) > 1 and ties_ends], rank)
+    levels = [pods(line, pod) for line in topology.groups("dp") if pod]
+    inner, outer = (_own_group([ranks for level in levels for ranks in level[side]], rank) for side in (0, 1))
+    return Mesh(topology, rank, groups, own, None if inner is None or outer is None else (inner, outer), ends)
+
+
+def pods(line: tuple[int, ...], size: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The inner and the outer groups of a line of ranks, of which ``size`` neighbours at a time share a pod."""
+    inner = [line[start : start + size] for start in range(0, len(line), size)]
+    return inner, [line[place::size] for place in range(size)]
+
+
+def _own_group(groups: Iterable[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
+    """Make all of the groups; the one that this rank belongs to, None where there is none."""
+    own = None
+    for ranks in groups:
+        group = dist.new_group(sorted(ranks))
+        if rank in ranks and isinstance(group, dist.ProcessGroup):
+            own = group
+    return own
 
 
 def groups_across_hosts(topology: Topology, axis: str, ranks_per_host: int) -> list[tuple[int, ...]]:

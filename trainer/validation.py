@@ -37,6 +37,8 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
             "parallel.pp": parallel.pp,
             "parallel.dp": parallel.dp,
             "parallel.chunks": parallel.chunks,
+            "parallel.zero": parallel.zero,
+            "parallel.stage_layers": min(parallel.stage_layers, default=1),
             "parallel.bucket_bytes": parallel.bucket_bytes,
             "parallel.timeout_s": parallel.timeout_s,
             "train.steps": train.steps,
@@ -46,6 +48,7 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
             "train.eval_batches": train.eval_batches,
             "data.limit_bytes": 1 if config.data.limit_bytes is None else config.data.limit_bytes,
             "checkpoint.keep": config.checkpoint.keep,
+            "checkpoint.whole_every": config.checkpoint.whole_every,
         },
         0: {
             "model.init_std": model.init_std,
@@ -55,6 +58,8 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
             "train.seed": train.seed,
             "train.warmup_steps": train.warmup_steps,
             "train.eval_every": train.eval_every,
+            "train.clip_factor": train.clip_factor,
+            "parallel.pod": parallel.pod,
             "checkpoint.every": config.checkpoint.every,
             "record.attempt": config.record.attempt or 0,
         },
@@ -73,6 +78,9 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
         yield not 0 < number < math.inf, f"{name} is {number}, but it must be above 0, and finite: change it."
     for name, number in (("beta1", train.beta1), ("beta2", train.beta2)):
         yield not 0 <= number < 1, f"train.{name} is {number}, but it must lie in [0, 1): change it."
+    dropout = model.dropout
+    yield not 0 <= dropout < 1, f"model.dropout is {dropout}, but it must lie in [0, 1): change it."
+    yield parallel.zero > 3, f"parallel.zero is {parallel.zero}, but there are stages 1, 2 and 3: choose one of them."
     share = config.data.eval_share
     yield not 0 <= share < 1, f"data.eval_share is {share}, but it must lie in [0, 1): change it."
 
@@ -104,9 +112,31 @@ def _divisions(config: TrainConfig, _: int) -> Iterator[Problem]:
         f"parallel.chunks is {parallel.chunks}, but there is one pipeline stage: set chunks to 1, or pp above 1.",
     )
     yield (
-        model.layers % stages != 0,
+        parallel.chunks > 1 and parallel.schedule == "gpipe",
+        f"parallel.chunks is {parallel.chunks}, but gpipe has one on a stage: set chunks to 1, or schedule to 1f1b.",
+    )
+    yield (
+        not parallel.overlap_p2p and parallel.chunks > 1,
+        "parallel.overlap_p2p is off, with which interleaved chunks would wait for each other: set chunks to 1.",
+    )
+    yield (
+        parallel.ring and train.recompute == "selective",
+        "train.recompute is selective, which a ring cannot stop short of its messages: choose full, or ring off.",
+    )
+    yield (
+        parallel.pod > 0 and parallel.dp % parallel.pod != 0,
+        f"parallel.pod is {parallel.pod}, which does not divide dp {parallel.dp}: choose a divisor, or 0.",
+    )
+    layers = parallel.stage_layers
+    yield (
+        bool(layers) and (len(layers) != stages or sum(layers) != model.layers),
+        f"parallel.stage_layers is {', '.join(map(str, layers))}: give pp {parallel.pp} x chunks {parallel.chunks} = "
+        f"{stages} numbers that add up to model.layers, {model.layers}.",
+    )
+    yield (
+        not layers and model.layers % stages != 0,
         f"{model.layers} layers cannot be cut into pp {parallel.pp} x chunks {parallel.chunks} = {stages} equal parts: "
-        f"make model.layers a multiple of {stages}.",
+        f"make model.layers a multiple of {stages}, or set parallel.stage_layers.",
     )
     yield (
         model.width % model.heads != 0 or model.width // model.heads % 2 != 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,17 @@ class PlainResult:
     grad_norms: list[float]
 
 
-def plain_training(config: TrainConfig, dtype: torch.dtype) -> PlainResult:
-    """Train with torch.optim.AdamW and clip_grad_norm_, the whole batch at once, [batch, sequence, width] layout."""
+def plain_training(
+    config: TrainConfig,
+    dtype: torch.dtype,
+    *,
+    optimizer_of: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    clip_at: Callable[[Sequence[float]], float] | None = None,
+) -> PlainResult:
+    """Train with an optimizer of torch's kind and clip_grad_norm_, the whole batch at once, [batch, sequence, width].
+
+    ``clip_at`` gives the norm to clip at from those of the steps before; None: the configured one.
+    """
     train = config.train
     weights = {
         spec.name: initial_value(spec, train.seed).to(dtype).requires_grad_()
@@ -32,7 +42,7 @@ def plain_training(config: TrainConfig, dtype: torch.dtype) -> PlainResult:
     }
     matrices = [weight for weight in weights.values() if weight.dim() > 1]
     others = [weight for weight in weights.values() if weight.dim() == 1]
-    optimizer = torch.optim.AdamW(
+    optimizer = optimizer_of(
         [{"params": matrices, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}],
         betas=(train.beta1, train.beta2),
         eps=train.epsilon,
@@ -44,7 +54,7 @@ def plain_training(config: TrainConfig, dtype: torch.dtype) -> PlainResult:
         logits = forward(weights, rows[:, :-1], config)
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(weights.values(), train.clip)
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), clip_at(result.grad_norms) if clip_at else train.clip)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(train, step)
         optimizer.step()
@@ -66,7 +76,8 @@ def forward(weights: dict[str, Tensor], tokens: Tensor, config: TrainConfig) -> 
         else:
             x = x + mixed
             x = x + feed(norm(x, w, "feed_norm"), w)
-    return norm(x, weights, "final_norm") @ weights["head"].T
+    table = weights["embedding.weight" if config.model.tied else "head"]
+    return norm(x, weights, "final_norm") @ table.T
 
 
 def norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:

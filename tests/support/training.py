@@ -34,17 +34,18 @@ def small_config(
     parallel_block: bool = False,
     window: int | None = None,
     steps: int = 10,
+    model: Mapping[str, Any] | None = None,
     parallel: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
     fault: tuple[str, ...] = (),
     checkpoint: CheckpointConfig | None = None,
 ) -> TrainConfig:
     """Four layers of width 32 on the first 100 kB of Python's sources; buckets small enough that there are several."""
-    model = ModelConfig(
+    base = ModelConfig(
         layers=4, width=32, heads=4, sequence=32, precision=precision, parallel_block=parallel_block, window=window
     )
     config = TrainConfig(
-        model=model,
+        model=replace(base, **(model or {})),
         parallel=ParallelConfig(tp=tp, pp=pp, dp=dp, chunks=chunks, bucket_bytes=32 * 1024, timeout_s=60),
         train=OptimizationConfig(steps=steps, batch=8, microbatches=4, warmup_steps=3, log_every=1),
         data=DataConfig(limit_bytes=100_000),

@@ -15,16 +15,19 @@ from megascope.profiler.errors import UsageError
 from megascope.trainer.config import Precision, TrainConfig, load_config, print_settings
 
 FLAG_NAMES = """
-checkpoint.every checkpoint.folder checkpoint.keep checkpoint.resume
-data.eval_share data.limit_bytes data.text data.tokenizer
+checkpoint.every checkpoint.folder checkpoint.keep checkpoint.on_failure checkpoint.read_once checkpoint.resume
+checkpoint.whole_every
+data.eval_share data.limit_bytes data.skip data.text data.tokenizer
 fault
-model.feed_forward model.heads model.init_std model.layers model.parallel_block model.precision model.rotary_base
-model.sequence model.vocabulary model.width model.window
-parallel.backend parallel.bucket_bytes parallel.chunks parallel.dp parallel.order parallel.overlap parallel.pp
-parallel.recv_ahead parallel.timeout_s parallel.tp
+model.dropout model.feed_forward model.heads model.init_std model.layers model.parallel_block model.precision
+model.rotary_base model.sequence model.tied model.vocabulary model.width model.window
+parallel.backend parallel.bucket_bytes parallel.chunks parallel.dp parallel.order parallel.overlap
+parallel.overlap_p2p parallel.pod parallel.pp parallel.recv_ahead parallel.ring parallel.schedule
+parallel.stage_layers parallel.timeout_s parallel.tp parallel.zero
 record.attempt record.enabled record.run record.spool record.store
-train.batch train.beta1 train.beta2 train.clip train.epsilon train.eval_batches train.eval_every train.learning_rate
-train.log_every train.microbatches train.min_learning_rate train.seed train.steps train.warmup_steps train.weight_decay
+train.batch train.beta1 train.beta2 train.clip train.clip_factor train.compile train.epsilon train.eval_batches
+train.eval_every train.learning_rate train.log_every train.microbatches train.min_learning_rate train.optimizer
+train.recompute train.seed train.steps train.warmup_steps train.weight_decay
 """
 FLAGS = FLAG_NAMES.split()
 
@@ -50,8 +53,13 @@ def test_every_setting_is_a_flag_of_the_same_name(flag: str) -> None:
         "data.tokenizer": ["bpe"],
         "data.text": ["text.txt"],
         "checkpoint.folder": ["folder"],
+        "checkpoint.on_failure": ["continue"],
         "parallel.order": ["dp", "tp", "pp"],
         "parallel.backend": ["gloo"],
+        "parallel.schedule": ["gpipe"],
+        "parallel.stage_layers": ["3", "5"],
+        "train.optimizer": ["lamb"],
+        "train.recompute": ["full"],
     }
     section, _, name = flag.partition(".")
     default = getattr(TrainConfig(), section)
@@ -173,6 +181,41 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("--train.learning-rate inf", 1, "train.learning_rate is inf, but it must be above 0, and finite"),
         ("--train.weight-decay=-0.1", 1, "train.weight_decay is -0.1"),
         ("--data.limit-bytes 0", 1, "data.limit_bytes is 0, but it must be at least 1"),
+        ("--model.dropout 1", 1, "model.dropout is 1.0, but it must lie in [0, 1)"),
+        ("--parallel.zero 4", 1, "parallel.zero is 4, but there are stages 1, 2 and 3"),
+        ("--parallel.zero 0", 1, "parallel.zero is 0, but it must be at least 1"),
+        ("--train.clip-factor=-1", 1, "train.clip_factor is -1.0, but it must be at least 0"),
+        (
+            "--parallel.pp 2 --parallel.stage-layers 3 --parallel.stage-layers 4",
+            2,
+            "parallel.stage_layers is 3, 4: give pp 2 x chunks 1 = 2 numbers that add up to model.layers, 8.",
+        ),
+        (
+            "--parallel.pp 2 --parallel.stage-layers 8",
+            2,
+            "parallel.stage_layers is 8: give pp 2 x chunks 1 = 2 numbers",
+        ),
+        ("--parallel.stage-layers 0", 1, "parallel.stage_layers is 0, but it must be at least 1"),
+        (
+            "--parallel.pp 2 --parallel.chunks 2 --parallel.schedule gpipe",
+            2,
+            "parallel.chunks is 2, but gpipe has one on a stage: set chunks to 1, or schedule to 1f1b.",
+        ),
+        (
+            "--parallel.pp 2 --parallel.chunks 2 --parallel.no-overlap-p2p",
+            2,
+            "parallel.overlap_p2p is off, with which interleaved chunks would wait for each other: set chunks to 1.",
+        ),
+        (
+            "--parallel.tp 2 --parallel.ring --train.recompute selective",
+            2,
+            "train.recompute is selective, which a ring cannot stop short of its messages: choose full, or ring off.",
+        ),
+        (
+            "--parallel.dp 4 --parallel.pod 3",
+            4,
+            "parallel.pod is 3, which does not divide dp 4: choose a divisor, or 0.",
+        ),
     ],
 )
 def test_impossible_layouts_are_refused(flags: str, processes: int, sentence: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.null import NullRecorder
-from megascope.trainer import loop
+from megascope.trainer import building
 from megascope.trainer.comm import Funnel
 from megascope.trainer.config import Backend, load_config
 from megascope.trainer.loop import TrainResult
@@ -27,7 +26,7 @@ def test_a_staged_training_has_the_same_results_and_traffic() -> None:
 
     def train(*, is_staged: bool) -> TrainResult:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "Funnel", functools.partial(Funnel, is_staged=is_staged))
+            patch.setattr(building, "Funnel", lambda *arguments, **_: Funnel(*arguments, is_staged=is_staged))
             return run_worker(config, NullRecorder())
 
     plain = run_ranks(4, lambda: train(is_staged=False))

@@ -13,8 +13,9 @@ import psutil
 
 from .kinds import FaultKind
 
-LAUNCHERS = ("MEGASCOPE_PORT", "TORCHELASTIC_RUN_ID")
-"""Set by our launcher and by torchrun for the ranks that they start: then the parent is the launcher of this host."""
+LAUNCHERS = ("MEGASCOPE_PORT", "TORCHELASTIC_RUN_ID", "MEGASCOPE_NODE")
+"""Set by our launcher, by torchrun and by the agent of a supervised host for the ranks that they start: then the parent
+is the launcher of this host."""
 
 
 class InjectedError(RuntimeError):

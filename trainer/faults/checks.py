@@ -12,10 +12,14 @@ from .segments import KINDS
 if TYPE_CHECKING:
     from ..config import TrainConfig
 
-BEFORE_STEPS = frozenset({"setup", "checkpoint_load"})
+BEFORE_STEPS = frozenset(
+    {"setup", "checkpoint_load", "checkpoint_find", "checkpoint_read", "checkpoint_share", "checkpoint_gather"}
+)
 """Segments that end before the first step; faults act in steps."""
 
-BESIDE_TRAINING = frozenset({"checkpoint_save", "checkpoint_write", "checkpoint_sync", "checkpoint_rename"})
+BESIDE_TRAINING = frozenset(
+    {"checkpoint_save", "checkpoint_write", "checkpoint_sync", "checkpoint_rename", "checkpoint_commit"}
+)
 """Segments on a thread of their own: a rank can stop or die there, but it is not slowed."""
 
 COLLECTIVES = {

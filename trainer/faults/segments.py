@@ -16,12 +16,18 @@ KINDS = {
     "eval": SegmentKind.EVAL,
     "eval_forward": SegmentKind.EVAL,
     "eval_loss": SegmentKind.EVAL,
+    "checkpoint_stage": SegmentKind.CHECKPOINT,
     "checkpoint_snapshot": SegmentKind.CHECKPOINT,
     "checkpoint_save": SegmentKind.CHECKPOINT,
     "checkpoint_write": SegmentKind.CHECKPOINT,
     "checkpoint_sync": SegmentKind.CHECKPOINT,
     "checkpoint_rename": SegmentKind.CHECKPOINT,
+    "checkpoint_commit": SegmentKind.CHECKPOINT,
     "checkpoint_load": SegmentKind.CHECKPOINT,
+    "checkpoint_find": SegmentKind.CHECKPOINT,
+    "checkpoint_read": SegmentKind.CHECKPOINT,
+    "checkpoint_share": SegmentKind.CHECKPOINT,
+    "checkpoint_gather": SegmentKind.CHECKPOINT,
     "gc": SegmentKind.GC,
 }
 """The segments of the trainer, besides communication."""

@@ -1,0 +1,146 @@
+"""A write that fails is reported; the checkpoint before stays valid, and training goes on or stops as configured."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megascope.profiler.null import NullRecorder
+from megascope.trainer.checkpoints.files import committed_steps, step_folder
+from megascope.trainer.checkpoints.listing import verify_checkpoints
+from megascope.trainer.checkpoints.writing import ShardWriter, Written
+from megascope.trainer.config import CheckpointConfig, OnFailure, TrainConfig
+from megascope.trainer.loop import TrainResult
+from megascope.trainer.worker import run_worker
+from support.forkrun import Outcome, fork_ranks, run_ranks
+from support.training import run_config, small_config
+
+
+def config_with(folder: Path, on_failure: OnFailure) -> TrainConfig:
+    checkpoint = CheckpointConfig(folder=folder, every=2, keep=4, on_failure=on_failure)
+    return small_config(pp=2, steps=8, checkpoint=checkpoint)
+
+
+def full_disk(config: TrainConfig) -> list[Outcome[tuple[TrainResult, str]]]:
+    """Train while the kernel refuses what rank 0 writes of its second checkpoint, as it does on a full disk."""
+
+    def work() -> tuple[TrainResult, str]:
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("megascope.trainer.checkpoints").addHandler(handler)
+        result = run_worker(config, NullRecorder(), progress=limit_writing)
+        return result, "\n".join(said)
+
+    return fork_ranks(2, work, settle_s=2)
+
+
+def limit_writing(line: str) -> None:
+    """From before the checkpoint of step 4 until its write is over; called by rank 0 after every step."""
+    if line.startswith("step 4/"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    elif line.startswith("step 5/"):
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.mark.timeout(60)
+def test_training_goes_on_after_a_write_that_failed(tmp_path: Path) -> None:
+    outcomes = full_disk(config_with(tmp_path, OnFailure.CONTINUE))
+    assert [outcome.code for outcome in outcomes] == [0, 0]
+    expected = run_config(small_config(pp=2, steps=8))[0]
+    for outcome in outcomes:
+        assert outcome.value is not None
+        assert outcome.value[0].losses == expected.losses
+    assert outcomes[0].value is not None
+    assert (
+        f"Rank 0: Cannot write a checkpoint to {tmp_path} (File too large): make room, or change checkpoint.folder. "
+        "Training goes on; the checkpoint before stays the newest."
+    ) in outcomes[0].value[1]
+    assert committed_steps(tmp_path) == [8, 6, 2]
+    assert not step_folder(tmp_path, 4).exists()  # what the other rank wrote takes no room any more
+    assert [one.problems for one in verify_checkpoints(tmp_path)] == [(), (), ()]
+
+
+@pytest.mark.timeout(60)
+def test_training_stops_after_a_write_that_failed_and_resumes(tmp_path: Path) -> None:
+    config = config_with(tmp_path, OnFailure.STOP)
+    outcomes = full_disk(config)
+    assert outcomes[0].code == 1
+    assert f"MegascopeError: Cannot write a checkpoint to {tmp_path} (File too large): make" in str(outcomes[0].error)
+    assert committed_steps(tmp_path) == [2]
+    expected = run_config(small_config(pp=2, steps=8))[0]
+    for result in run_config(config):
+        assert result.start_step == 2
+        assert result.losses == expected.losses[2:]
+    assert committed_steps(tmp_path) == [8, 6, 4, 2]
+
+
+@pytest.mark.timeout(60)
+def test_a_commit_that_fails_leaves_nothing_half_committed(tmp_path: Path) -> None:
+    """The shards are on disk; in the place of the commit file's temporary name is a folder."""
+    config = config_with(tmp_path, OnFailure.CONTINUE)
+
+    def block(_: str) -> None:
+        if not committed_steps(tmp_path):
+            (step_folder(tmp_path, 4) / "commit.json.tmp").mkdir(parents=True, exist_ok=True)
+
+    results = run_ranks(2, lambda: run_worker(config, NullRecorder(), progress=block))
+    assert [len(result.losses) for result in results] == [8, 8]
+    assert committed_steps(tmp_path) == [8, 6, 2]
+    assert not step_folder(tmp_path, 4).exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_refused_checkpoint_is_kept_and_its_step_saved_anew(tmp_path: Path) -> None:
+    config = config_with(tmp_path, OnFailure.STOP)
+    run_config(replace(config, train=replace(config.train, steps=4)))
+    shard = step_folder(tmp_path, 4) / "rank-00001.shard"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100])
+    assert [result.start_step for result in run_config(config)] == [2, 2]
+    assert committed_steps(tmp_path) == [8, 6, 4, 2]
+    kept = tmp_path / "step-00000004.refused-1" / "rank-00001.shard"
+    assert kept.read_bytes() == content[:100]
+    assert shard.read_bytes() == content  # the same four steps, written again
+
+
+@pytest.mark.timeout(60)
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write waits until three more steps have been trained, so that training cannot have waited for it."""
+    trained, write = threading.Event(), ShardWriter.write
+    reached: list[bool] = []
+
+    def late(*arguments: Any) -> Written:
+        reached.append(trained.wait(20))
+        return write(*arguments)
+
+    def look(line: str) -> None:
+        if line.startswith("step 7/"):
+            trained.set()
+
+    monkeypatch.setattr(ShardWriter, "write", late)
+    config = small_config(steps=7, checkpoint=CheckpointConfig(folder=tmp_path, every=4))
+    (found,) = run_ranks(1, lambda: (run_worker(config, NullRecorder(), progress=look), reached))
+    assert found[1] == [True]
+    assert committed_steps(tmp_path) == [4]
+
+
+@pytest.mark.timeout(60)
+def test_an_error_of_any_kind_in_the_background_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Written:
+        raise MemoryError
+
+    monkeypatch.setattr(ShardWriter, "write", broken)
+    config = small_config(steps=4, checkpoint=CheckpointConfig(folder=tmp_path, every=2))
+    with pytest.raises(AssertionError, match=r"MegascopeError: Cannot write a checkpoint to .* \(MemoryError\): make"):
+        run_config(config)
+    assert committed_steps(tmp_path) == []

@@ -1,0 +1,1 @@
+"""Checkpoints: staged to the host, written beside training, loaded under any layout."""

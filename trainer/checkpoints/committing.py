@@ -1,0 +1,75 @@
+"""Commits a checkpoint once every rank's shard is on disk, without a collective: through the rendezvous store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ...collectors.durable import write_durably
+from .commit import Commit, read_commit, write_commit
+from .files import DamagedError, commit_path, committed_steps, remove_all_but, remove_uncommitted, step_folder
+from .writing import Written
+
+MakeCommit = Callable[[Sequence[Written]], Commit]
+
+
+class Committer:
+    """Of all ranks that report a step, the last commits it, and removes what is no longer kept.
+
+    ``key`` must differ between incarnations of a job: the store may outlive one.
+    """
+
+    def __init__(self, folder: Path, key: str, rank: int, world_size: int, keep: int) -> None:
+        self._folder, self._key, self._keep = folder, key, keep
+        self._rank, self._world_size = rank, world_size
+
+    def report(self, step: int, written: Written | None, make: MakeCommit) -> None:
+        """Say that this rank's shard is on disk, or (None) that it could not be written; commit if all others have.
+
+        A step that one rank could not write is removed by the last. Raises OSError, and RuntimeError where the store
+        is lost.
+        """
+        store: Any = dist.distributed_c10d._get_default_store()
+        key = f"{self._key}/{step}"
+        store.set(f"{key}/{self._rank}", json.dumps(None if written is None else asdict(written)))
+        if store.add(key, 1) < self._world_size:
+            return
+        names = [f"{key}/{rank}" for rank in range(self._world_size)]
+        reports = [json.loads(store.get(name)) for name in names]
+        for name in (key, *names):
+            store.delete_key(name)
+        try:
+            if None not in reports:
+                self._commit(make([Written(**report) for report in reports]))
+        finally:
+            if not commit_path(self._folder, step).exists():
+                shutil.rmtree(step_folder(self._folder, step), ignore_errors=True)
+
+    def _commit(self, commit: Commit) -> None:
+        content = write_commit(commit)
+        write_durably(commit_path(self._folder, commit.step), lambda file: _fill(file, content))
+        remove_uncommitted(self._folder, before=commit.step)  # no rank comes here before it is done with those
+        remove_all_but(self._folder, self._needed())
+
+    def _needed(self) -> set[int]:
+        """The newest that are kept, and those that they build upon."""
+        newest = committed_steps(self._folder)[: self._keep]
+        return set(newest).union(*(_bases(self._folder, step) for step in newest))
+
+
+def _bases(folder: Path, step: int) -> set[int]:
+    """What a checkpoint builds upon; where it cannot be told, all that are older."""
+    try:
+        return set(read_commit(folder, step).bases)
+    except DamagedError:
+        return {older for older in committed_steps(folder) if older < step}
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
