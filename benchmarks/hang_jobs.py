@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .hang_trials import LAYOUTS, STEP, Trial
+from .hang_trials import CHECKPOINT_EVERY, LAYOUTS, Trial
 
 RUN = "trial"
 GRACE_S = 15.0
@@ -46,8 +47,8 @@ class Job:
             "model.layers": 4, "model.width": 32, "model.heads": 4, "model.sequence": 32,
             **sizes, "parallel.bucket-bytes": 32768, "parallel.timeout-s": 300,
             "train.steps": STEPS, "train.batch": 8, "train.microbatches": 4, "train.log-every": STEPS,
-            "train.eval-every": STEP + 1, "data.limit-bytes": 100_000,
-            "checkpoint.folder": self.folder / "checkpoints", "checkpoint.every": 3,
+            "train.eval-every": self.trial.eval_every, "data.limit-bytes": 100_000,
+            "checkpoint.folder": self.folder / "checkpoints", "checkpoint.every": CHECKPOINT_EVERY,
             "record.store": self.store, "record.run": RUN, "record.attempt": 0,
         }  # fmt: skip
         flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -84,11 +85,13 @@ class Job:
         """Half of the ranks on each of two hosts, which differ in their name and spool (Linux, as root)."""
         (self.folder / "empty.toml").write_text("")
         per_host = 8 // self.trial.hosts
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
         for number in range(self.trial.hosts):
             command = [
                 "unshare", "--uts", "sh", "-c", f'hostname node-{number}; exec "$@"', "sh",
                 sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.trial.hosts), "--node-rank",
-                str(number), "--nproc-per-node", str(per_host), "--master-addr", "127.0.0.1", "--master-port", "29517",
+                str(number), "--nproc-per-node", str(per_host), "--master-addr", "127.0.0.1", "--master-port", port,
                 "-m", "megascope", "train", str(self.folder / "empty.toml"), *self.flags(),
             ]  # fmt: skip
             environment = {
@@ -124,6 +127,13 @@ class Job:
             if not _reaped(pid, GRACE_S):
                 _signal_group(pid, signal.SIGKILL)
                 _reaped(pid, GRACE_S)
+
+
+def acted_ns(folder: Path) -> int | None:
+    """When a fault acted of which the store has nothing, since the agent that would have told of it was killed too:
+    UTC ns at which the rank last wrote to its spool, which is when it noted the fault. None before that."""
+    notes = [path for path in folder.glob(f"spool-*/**/{RUN}/0/*.meta.jsonl") if '"kill-host"' in path.read_text()]
+    return min((path.stat().st_mtime_ns for path in notes), default=None)
 
 
 def _signal_group(pid: int, number: int) -> None:

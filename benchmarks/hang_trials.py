@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-STEP = 6
-"""The step in which faults act: the judge holds a step against the two before it."""
+STEP = 12
+"""The step in which faults act: the judge holds a step against the two before it, and agents are patient with a job
+that has only begun."""
+
+CHECKPOINT_EVERY = 14
+"""A checkpoint is written beside training from each such step on; no fault but its own falls into one."""
 
 LAYOUTS = {
     "tp2 pp2 dp2": {"tp": 2, "pp": 2, "dp": 2},
@@ -23,7 +27,8 @@ From the outermost axis the order is pp, dp, tp: in the first rank 5 is (pp 1, d
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One training. ``fault`` is what `megascope train --fault` takes, "" for none; ``kinds`` the kinds of culprits
-    that are right (none: nobody may be named for a hang), ``culprits`` the sets of ranks that are."""
+    that are right (none: nobody may be named for a hang), ``culprits`` the sets of ranks that are. An evaluation ends
+    every ``eval_every`` steps."""
 
     layout: str
     name: str
@@ -31,6 +36,12 @@ class Trial:
     kinds: tuple[str, ...] = ()
     culprits: tuple[frozenset[int], ...] = field(default=())
     hosts: int = 1
+    eval_every: int = STEP + 1
+
+    @property
+    def case(self) -> str:
+        """What the trial is called, among all."""
+        return f"{self.layout} {self.name}"
 
     @property
     def is_harmless(self) -> bool:
@@ -59,11 +70,12 @@ def _stops(layout: str) -> Iterator[Trial]:
         ("stop in backward", "stop segment=backward", 5),
         ("stop in optimizer", "stop segment=optimizer", 5),
         ("stop in data loader", "stop segment=data_read", reader),
-        ("stop in checkpoint", "stop segment=checkpoint_write", 5),
         ("hold GIL", "hold-gil segment=forward", 5),
         ("SIGSTOP", "freeze segment=backward", 5),
     ):
         yield _trial(layout, name, f"{fault} rank={rank} step={STEP}", "host-stuck", (rank,))
+    fault = f"stop segment=checkpoint_write rank=5 step={CHECKPOINT_EVERY}"
+    yield _trial(layout, "stop in checkpoint", fault, "host-stuck", (5,))
     yield _trial(layout, "rendezvous", "no-rendezvous rank=5", "init", (5,))
 
 
@@ -80,6 +92,9 @@ def _programs(layout: str) -> Iterator[Trial]:
     has_tp = layout.startswith("tp")
     skipped = "tp_all_gather" if has_tp else "world_all_reduce"
     yield _trial(layout, "skip", f"skip-collective rank=5 segment={skipped} step={STEP}", "missing-call", (5,))
+    # The step before had an evaluation at its end, so that it is not like the steps that it is held against.
+    after = f"skip-collective rank=5 segment={skipped} step={STEP + 1}"
+    yield _trial(layout, "skip after evaluation", after, "missing-call", (5,))
     # The rest of the buckets meets others of another length, which gloo ends: both names of that are right.
     bucket = f"skip-collective rank=5 segment=dp_reduce_scatter step={STEP}"
     yield _trial(layout, "skip a bucket", bucket, "missing-call mismatch", (5,))

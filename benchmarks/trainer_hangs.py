@@ -3,7 +3,11 @@
 Eight processes at tp2 pp2 dp2 and at pp4 dp2. A trial is right once the verdict on the store, which is asked again and
 again while the job hangs, is of the right kind and names exactly the ranks that the fault was put into; the seconds
 count from the moment at which the fault acted. One without a fault, or with a rank that is only slow, is right if it
-never says hang. ``--only`` runs the trials whose name has one of the given words.
+never says hang. Beside that stand the delay of the agents' incident, the verdict that they wrote, and the verdict from
+the Flight Recorder's dumps alone.
+
+``--cases`` runs the trials whose name has one of the given words. With ``--results FILE`` each result is kept in that
+file as a line, and trials that have one are not run again, so that a campaign can be cut and taken up.
 """
 
 from __future__ import annotations
@@ -13,44 +17,47 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from .hang_jobs import Job, preload
-from .hang_looks import look_until_right
+from .hang_keeping import Keeper
+from .hang_looks import WITHIN_S, look_until_right
 from .hang_trials import Trial, plan
 from .machine import report
 
-WITHIN_S = 10.0
+LONGEST_S = 110.0
+"""Of one trial, with its start and its end, about."""
 
 
-def run(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
+def run(trial: Trial, folder: Path, limit_s: float, kept: Path | None) -> dict[str, Any]:
     """Train with the fault until the verdict is right, or for ``limit_s`` after it acted."""
-    job = Job(trial, folder)
-    job.start()
+    job, keeper = Job(trial, folder), Keeper(kept)
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    looker = context.Process(target=look_until_right, args=(trial, job.store, limit_s, keeper, writer))
     try:
-        context = multiprocessing.get_context("fork")  # the parent, which forks trainings, is to run no threads
-        reader, writer = context.Pipe(duplex=False)
-        looker = context.Process(target=look_until_right, args=(trial, job.store, limit_s, writer))
+        job.start()
         looker.start()
         writer.close()
-        found = _answer(reader, limit_s + 120)
+        found = _answer(reader, limit_s + 180)
         looker.join(10)
-        if looker.is_alive():
-            looker.kill()
     finally:
+        if looker.pid is not None:
+            looker.kill()
         job.end()
-    return {
-        "layout": trial.layout,
-        "name": trial.name,
-        "fault": trial.fault,
-        **found,
-        "load_1min": round(os.getloadavg()[0], 1),
-    }
+    keeper.keep(job.store, "ended")
+    expected = {"kinds": trial.kinds, "ranks": [sorted(each) for each in trial.culprits]}
+    load = round(os.getloadavg()[0], 1)
+    return {"case": trial.case, "fault": trial.fault, "expected": expected, **found, "load_1min": load}
 
 
 def _answer(reader: Connection, patience_s: float) -> dict[str, Any]:
@@ -64,37 +71,108 @@ def _answer(reader: Connection, patience_s: float) -> dict[str, Any]:
 def chosen(words: Iterable[str]) -> list[Trial]:
     """The trials whose layout and name have one of the words; all without any word."""
     wanted = list(words)
-    return [one for one in plan() if not wanted or any(word in f"{one.layout} {one.name}" for word in wanted)]
+    return [one for one in plan() if not wanted or any(word in one.case for word in wanted)]
+
+
+@dataclass(slots=True)
+class Campaign:
+    """Trials, some at a time, each in a process of its own that ends its job also when it is told to end itself."""
+
+    given: argparse.Namespace
+    known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    running: dict[Connection, tuple[str, BaseProcess]] = field(default_factory=dict)
+
+    def go(self, trials: Iterable[Trial]) -> list[dict[str, Any]]:
+        """The results of the trials, those of an earlier pass among them; as many as there is time for."""
+        path: Path | None = self.given.results
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self.known = {str(one["case"]): one for one in map(json.loads, lines)}
+        deadline = float("inf") if self.given.seconds is None else time.monotonic() + self.given.seconds - LONGEST_S
+        todo = [trial for trial in trials if trial.case not in self.known]
+        try:
+            while self.running or (todo and time.monotonic() < deadline):
+                if todo and len(self.running) < self.given.jobs and time.monotonic() < deadline:
+                    self._begin(todo.pop(0))
+                else:
+                    self._take(path)
+        finally:
+            for _, process in self.running.values():
+                process.terminate()
+        return [self.known[trial.case] for trial in trials if trial.case in self.known]
+
+    def _begin(self, trial: Trial) -> None:
+        context = multiprocessing.get_context("fork")  # this process, from which trainings are forked, runs no threads
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_once, args=(trial, self.given, writer))
+        process.start()
+        writer.close()
+        self.running[reader] = trial.case, process
+
+    def _take(self, path: Path | None) -> None:
+        """Wait until a trial is over, and keep its result."""
+        for reader in wait(list(self.running)):
+            assert isinstance(reader, Connection)
+            case, process = self.running.pop(reader)
+            try:
+                self.known[case] = reader.recv()
+            except EOFError:
+                self.known[case] = {"case": case, "right": False, "fault": "", "error": "the trial has failed"}
+            process.join()
+            line = json.dumps(self.known[case])
+            sys.stderr.write(f"{line}\n")
+            if path is not None:
+                with path.open("a") as file:
+                    file.write(f"{line}\n")
+
+
+def _once(trial: Trial, given: argparse.Namespace, answer: Connection) -> None:
+    end_in_order()
+    folder = Path(tempfile.mkdtemp(prefix="megascope-hangs-"))
+    kept = None if given.keep is None else given.keep / trial.case.replace(" ", "-")
+    try:
+        answer.send(run(trial, folder, given.limit, kept))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_in_order() -> None:
+    """Let a request to end run all that stands under ``finally``: else the trainings would go on without anybody."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def main() -> None:
     """Run the trials one after another and print one object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--cases", nargs="*", default=[])
+    parser.add_argument("--list", action="store_true", help="Name the trials and run none.")
     parser.add_argument("--limit", type=float, default=45.0, help="Seconds after the fault.")
     parser.add_argument("--keep", type=Path, help="Keep the stores in this folder.")
+    parser.add_argument("--results", type=Path, help="Results as lines; trials that have one are not run again.")
+    parser.add_argument("--jobs", type=int, default=1, help="Trials at a time: one that stands still needs no core.")
+    parser.add_argument("--seconds", type=float, help="Begin no trial that may not end in so many seconds.")
     given = parser.parse_args()
+    trials = chosen(given.cases)
+    if given.list:
+        sys.stdout.writelines(f"{trial.case}: {trial.fault or 'no fault'}\n" for trial in trials)
+        return
+    end_in_order()
     preload()
-    results = []
-    for trial in chosen(given.only):
-        folder = Path(tempfile.mkdtemp(prefix="megascope-hangs-"))
-        try:
-            results.append(run(trial, folder, given.limit))
-            if given.keep is not None:
-                kept = given.keep / f"{trial.layout} {trial.name}".replace(" ", "-")
-                shutil.copytree(folder / "store", kept, dirs_exist_ok=True)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        sys.stderr.write(f"{json.dumps(results[-1])}\n")
-    faulty = [one for one in results if one.get("seconds") is not None]
+    results = Campaign(given).go(trials)
+    faulty = [one for one in results if one.get("seconds_to_verdict") is not None]
+    named = [one for one in results if one.get("seconds_to_named") is not None]
     report(
         "trainer_hangs",
         {
             "trials": len(results),
+            "left": len(trials) - len(results),
             "right": sum(one["right"] for one in results),
-            f"right_within_{WITHIN_S:.0f}_s": sum(one["right"] and one["seconds"] <= WITHIN_S for one in faulty),
+            f"right_within_{WITHIN_S:.0f}_s": sum(
+                one["right"] and one["seconds_to_verdict"] <= WITHIN_S for one in faulty
+            ),
+            f"named_within_{WITHIN_S:.0f}_s": sum(one["seconds_to_named"] <= WITHIN_S for one in named),
             "with_fault": sum(bool(one["fault"]) for one in results),
-            "claimed_wrongly": [f"{one['layout']} {one['name']}" for one in results if one.get("wrong_claims")],
+            "claimed_wrongly": [one["case"] for one in results if one.get("wrong_claims")],
+            "with_dumps": sum(one.get("dumps") is not None for one in results),
             "right_from_dumps": sum(bool((one.get("dumps") or {}).get("right")) for one in results),
             "results": results,
         },

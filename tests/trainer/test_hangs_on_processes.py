@@ -20,7 +20,8 @@ STEP = 6
 
 
 def trial(layout: str, fault: str, kinds: str, *culprits: tuple[int, ...]) -> Trial:
-    return Trial(layout, fault.partition(" ")[0], fault, tuple(kinds.split()), tuple(map(frozenset, culprits)))
+    name = fault.partition(" ")[0]
+    return Trial(layout, name, fault, tuple(kinds.split()), tuple(map(frozenset, culprits)), eval_every=STEP + 1)
 
 
 TRIALS = (
@@ -29,8 +30,10 @@ TRIALS = (
     trial("pp2 dp2", f"kill rank=2 segment=backward step={STEP}", "dead", (2,)),
     trial("tp2 dp2", f"raise rank=2 segment=optimizer step={STEP}", "exception", (2,)),
     trial("pp2 dp2", f"receive-first rank=0 step={STEP}", "p2p-cycle", (0, 2)),
+    trial("pp2 dp2", f"skip-send rank=0 segment=send_forward step={STEP}", "missing-call", (0,)),
     trial("tp2 dp2", f"swap-order rank=0,3 step={STEP}", "order-inversion", (0, 3), (0, 1, 2, 3)),
-    trial("tp2 dp2", f"skip-collective rank=1 segment=tp_all_gather step={STEP}", "missing-call", (1,)),
+    # The step before ends with an evaluation, so that it has more operations than the one that it is held against.
+    trial("tp2 dp2", f"skip-collective rank=1 segment=tp_all_gather step={STEP + 1}", "missing-call", (1,)),
 )
 
 
@@ -40,8 +43,8 @@ def look(jobs: Mapping[str, Job]) -> dict[str, Looks]:
     left, deadline = set(jobs), time.monotonic() + LIMIT_S
     while left and time.monotonic() < deadline:
         for name in sorted(left):
-            verdict, fault_ns, _ = ask(jobs[name].store)
-            if verdict is not None and looks[name].take(verdict, time.time_ns()) and fault_ns is not None:
+            now = ask(jobs[name].store)
+            if now.verdict is not None and looks[name].take(now.verdict, time.time_ns()) and now.fault_ns is not None:
                 left.discard(name)
         time.sleep(0.5)
     return looks
