@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 PACKAGES := profiler collectors heatmap viz3d dashboards trainer
 SOURCES := megascope $(PACKAGES) tests benchmarks examples
 
-.PHONY: help setup demo test lint bench chromium clean
+.PHONY: help setup demo demo-faults test lint bench chromium clean
 help:  ## Show what can be made
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/ -/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/ -/'
 
 setup: $(VENV)/.installed  ## Make the virtual environment and install megascope with everything it needs
 
@@ -20,6 +20,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup  ## Train a small model 3D-parallel here, print the straggler report, serve the dashboards
 	$(BIN)/megascope demo $(if $(filter 0,$(DEMO_SERVE)),--no-serve)
+
+demo-faults: setup  ## Kill a rank of a training on two simulated hosts, and see it recover by itself
+	@folder=runs/faults-$$(date -u +%Y%m%d-%H%M%S); CUDA_VISIBLE_DEVICES= $(BIN)/megascope supervise trainer/configs/faults.toml \
+	  --hosts 2 --spares 1 --local --record.store $$folder/store --checkpoint.folder $$folder/checkpoints
 
 test: setup chromium lint  ## Run all tests and checks (PYTEST_ARGS=... narrows them)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

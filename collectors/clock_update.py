@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..profiler.host import host_name
 from .clock_alignment import Alignment, align_hosts
 from .clock_pairs import FloatArray
 from .clock_samples import SharedGroups, StepTimes, find_shared_groups, read_ends, read_step_times
@@ -191,7 +191,7 @@ def write_offsets(root: Path, run: str, attempt: int, rows: Sequence[Row]) -> No
     """Append rows of `ClockKeeper.new_rows` with a writer of this host. Raises as `TableWriter` does."""
     if not rows:
         return
-    with TableWriter(root, f"clocks-{socket.gethostname()}") as writer:
+    with TableWriter(root, f"clocks-{host_name()}") as writer:
         writer.write("clock_offsets", run, attempt, {name: [row[name] for row in rows] for name in rows[0]})
         writer.commit()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from ..profiler.errors import MegascopeError
+from ..profiler.host import host_name
 from .blocks import QUIET_S
 from .compaction import CompactionReport, compact
 from .compaction_plan import Limits
@@ -45,7 +45,7 @@ def compact_if_alone(
 
 
 def _is_alone(root: Path) -> bool:
-    host = re.escape(socket.gethostname())
+    host = re.escape(host_name())
     own = re.compile(rf"(agent|clocks)-{host}(-[0-9a-f]{{16}})?")
     listing = Listing(root)
     listing.refresh()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+from ..profiler.host import host_name
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ POWER = Metric("power_watts", 0.001, 5000)
 SM_CLOCK = Metric("sm_clock_mhz", 1, 10_000)
 UTILIZATION = Metric("utilization_percent", 0, 100)
 DEVICE_MEMORY = Metric("device_memory_used_bytes", 0, 2**50)
+ECC_ERRORS = Metric("ecc_uncorrected_errors", 0, 1e12)
+"""Uncorrectable memory errors since the driver was loaded; a device without ECC gives none."""
 RECORDER_SPAN = Metric("recorder_span_ns", 1, 1e6)
 """What recording one span costs a rank, as it measured when it began; one row a rank."""
 OVERHEAD = Metric("recording_overhead_percent", -100, 1000)
@@ -59,7 +62,7 @@ class HealthSampler:
     """Reads the host's metrics through psutil and the devices' through NVML, where there is one."""
 
     def __init__(self, nvml: Any = None) -> None:
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._network: tuple[float, int, int] | None = None
         self._devices: list[str] = []
         self._nvml = _load_nvml() if nvml is None else nvml
@@ -121,4 +124,10 @@ _DEVICE_READS: tuple[tuple[Metric, Callable[[Any, Any], float]], ...] = (
     (SM_CLOCK, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
     (UTILIZATION, lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
     (DEVICE_MEMORY, lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+    (
+        ECC_ERRORS,
+        lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+    ),
 )

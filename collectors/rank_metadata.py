@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..profiler.host import host_name
 from ..profiler.metadata import MetadataKind, read_metadata
 from ..profiler.opening import boot_id
 from ..profiler.topology import Topology
@@ -44,7 +44,7 @@ class Header:
     @property
     def is_of_this_host(self) -> bool:
         """Whether the rank runs, or ran, on this host."""
-        return self.host == socket.gethostname()
+        return self.host == host_name()
 
     @property
     def is_of_this_boot(self) -> bool:

@@ -243,7 +243,7 @@ TABLES: dict[str, Table] = {
             Column("incident", pa.string(), "Incident id.", nullable=False),
             Column("opened_ns", _I64, "Moment of opening.", nullable=False),
             Column("closed_ns", _I64, "Moment of closing; NULL while open."),
-            Column("kind", _NAME, "rank-died, stalled, ..."),
+            Column("kind", _NAME, "rank-died or stalled, of an agent; recovery-... or sign-..., of a supervisor."),
             Column("verdict", pa.string(), "The verdict's JSON; NULL until there is one."),
             Column("actions", pa.string(), "JSON list of actions taken with their times."),
             _WRITTEN,

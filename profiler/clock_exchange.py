@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import opening
+from .host import host_name
 from .identity import Identity, rendezvous_store
 from .recorder import Recorder
 
@@ -200,7 +201,7 @@ def join_exchange(recorder: Recorder, who: Identity) -> None:
     def write(found: Exchange) -> None:
         recorder.clock(found.reference, found.moment_ns - base_ns, found.offset_ns, found.uncertainty_ns)
 
-    party = Party(f"{who.run}/{who.attempt}", who.rank, socket.gethostname(), lambda: base_ns + time.monotonic_ns())
+    party = Party(f"{who.run}/{who.attempt}", who.rank, host_name(), lambda: base_ns + time.monotonic_ns())
     start_exchange(party, rendezvous_store, write)
 
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import platform
-import socket
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from .cadence import Cadence
 from .calibration import recorder_span_ns
 from .device_clock import CudaTimer
 from .errors import UsageError
+from .host import host_name
 from .identity import is_run_name
 from .metadata import MetadataKind, MetadataWriter
 from .null import NullRecorder
@@ -238,7 +238,7 @@ def _header(settings: RecorderSettings, base_ns: int) -> dict[str, Any]:
         "attempt": settings.attempt,
         "rank": settings.rank,
         "world_size": settings.world_size,
-        "host": socket.gethostname(),
+        "host": host_name(),
         "local_rank": settings.local_rank,
         "pid": os.getpid(),
         "pid_namespace": _pid_namespace(),

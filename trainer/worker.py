@@ -106,7 +106,7 @@ def run_worker(
         recorder.exception(error)
         close("crashed")
         raise
-    close("finished")
+    close("interrupted" if result.stopped else "finished")
     return result
 
 

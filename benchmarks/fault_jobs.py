@@ -1,0 +1,192 @@
+"""One supervised training for `faults`: two simulated hosts and a spare, forked from a parent that imported torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megascope.trainer.children import die_with
+from megascope.trainer.config import TrainConfig, load_config
+from megascope.trainer.supervisor.hub import Hub, open_listener
+from megascope.trainer.supervisor.job import Job, Patience
+from megascope.trainer.supervisor.limits import Limits
+from megascope.trainer.supervisor.local import environment_of, names, spool_folder
+from megascope.trainer.supervisor.reporting import as_json
+from megascope.trainer.supervisor.resolved import write_resolved
+from megascope.trainer.supervisor.supervisor import Supervisor
+from megascope.trainer.supervisor.wire import new_token
+
+from .fault_prods import Prod, small_disk
+from .fault_trials import EVERY, LAYOUTS, STEPS, Trial
+
+RUN = "trial"
+HOSTS, SPARES, SLOTS = 2, 1, 2
+LIMIT_S = 180.0
+
+
+class ProddedSupervisor(Supervisor):
+    """A supervisor beside which something is broken from outside; it knows nothing of it."""
+
+    prod: Prod
+
+    def turn(self, patience_s: float) -> None:
+        """Let a moment pass; break things when it is time."""
+        super().turn(patience_s)
+        self.prod.poll(self._state, self._observer.seen.last_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a trial left: the supervisor's report, the losses by step, and when the fault acted (UTC ns)."""
+
+    report: dict[str, Any]
+    losses: dict[int, float]
+    fault_ns: int | None
+
+
+def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
+    """Train under a supervisor with the trial's fault, in a process of its own; RuntimeError where that fails."""
+    answer = folder / "answer.json"
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            die_with(parent)
+            answer.write_text(json.dumps(_in_child(trial, folder, say)))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + LIMIT_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            _kill_nodes(folder)
+            raise RuntimeError(f"{trial.name} did not end within {LIMIT_S:g} s")
+        time.sleep(0.1)
+    _kill_nodes(folder)
+    if not answer.exists():
+        raise RuntimeError(f"{trial.name} failed")
+    value = json.loads(answer.read_text())
+    return Ran(value["report"], {int(step): loss for step, loss in value["losses"].items()}, value["fault_ns"])
+
+
+def _in_child(trial: Trial, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    store, checkpoints = folder / "store", folder / "checkpoints"
+    store.mkdir(parents=True)
+    token = new_token()
+    hub = Hub(open_listener("127.0.0.1", 0), token)
+    disk = small_disk(checkpoints) if "storage" in trial.name else contextlib.nullcontext(True)
+    with disk, spool_folder() as spools:
+        nodes = {name: _fork_node(hub, token, name, spools, folder) for name in names(HOSTS + SPARES)}
+        (folder / "pids").write_text(" ".join(map(str, nodes.values())))
+        config = replace(_config(folder, trial.layout), fault=(trial.fault,) if trial.fault else ())
+        job = Job(
+            config=write_resolved(config, store / "config.toml"),
+            run=RUN,
+            store=store,
+            hosts=HOSTS,
+            spares=SPARES,
+            world_size=config.topology().world_size,
+            steps=config.train.steps,
+            environment={"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"},
+            limits=Limits(backoff_s=3.0),
+            patience=Patience(save_s=4.0, ask_every_s=5.0, join_s=60.0),
+        )
+        supervisor = ProddedSupervisor(job, hub, say)
+        supervisor.prod = Prod(trial.prod, checkpoints, nodes)
+        outcome = supervisor.run()
+        supervisor.prod.mend()
+        hub.close()
+        for pid in nodes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        _reap(list(nodes.values()))
+    report = as_json(RUN, outcome)
+    return {"report": report, **_from_store(store, supervisor.prod)}
+
+
+def _config(folder: Path, layout: str) -> TrainConfig:
+    sizes = {f"parallel.{axis}": size for axis, size in LAYOUTS[layout].items()}
+    settings = {
+        "model.layers": 4, "model.width": 32, "model.heads": 4, "model.sequence": 32,
+        **sizes, "parallel.bucket-bytes": 32768, "parallel.timeout-s": 300,
+        "train.steps": STEPS[layout], "train.batch": 8, "train.microbatches": 8 // LAYOUTS[layout]["dp"],
+        "train.log-every": 10,
+        "data.limit-bytes": 100_000, "checkpoint.folder": folder / "checkpoints", "checkpoint.every": EVERY,
+        "record.store": folder / "store", "record.run": RUN,
+    }  # fmt: skip
+    return load_config(None, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
+
+
+def _fork_node(hub: Hub, token: str, name: str, spools: Path, folder: Path) -> int:
+    parent, pid = os.getpid(), os.fork()
+    if pid != 0:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        die_with(parent)
+        log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(environment_of(name, spools))
+        from megascope.trainer.supervisor.node import NodeSettings, run_node
+
+        port = hub.port
+        hub.close()
+        code = run_node(NodeSettings(supervisor=("127.0.0.1", port), token=token, slots=SLOTS))
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+    finally:
+        os._exit(code)
+
+
+def _reap(pids: list[int]) -> None:
+    """Wait for the nodes, which write what is left; those that do not end are killed with all that they started."""
+    deadline = time.monotonic() + 40
+    left = set(pids)
+    while left and time.monotonic() < deadline:
+        for pid in list(left):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                left.discard(pid)
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _kill_nodes(folder: Path) -> None:
+    """Kill the sessions of nodes that a trial left; a session's id is that of the process that began it."""
+    path = folder / "pids"
+    for pid in map(int, path.read_text().split()) if path.exists() else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _from_store(root: Path, prod: Prod) -> dict[str, Any]:
+    from megascope.collectors.store import Store
+
+    with Store(root) as store:
+        acted = store.query("SELECT min(first_ns) AS first_ns FROM faults").to_pylist()[0]["first_ns"]
+        rows = store.query("SELECT step, min(loss) AS loss FROM steps WHERE loss IS NOT NULL GROUP BY step").to_pylist()
+    return {"losses": {row["step"]: row["loss"] for row in rows}, "fault_ns": acted or prod.acted_ns}
+
+
+def remove(folder: Path) -> None:
+    """Remove what a trial left on disk."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,131 @@
+"""What is done to a training from outside: memory, storage, hosts and agents that fail without the program's doing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from megascope.trainer.supervisor.attempt import AttemptState
+
+from .fault_trials import AT, EVERY
+
+SMALL_DISK_BYTES = 16 * 2**20
+HOLD_S = 20.0
+"""So long storage stays broken."""
+
+
+@dataclass(slots=True)
+class Prod:
+    """Acts once, as soon as the training has reached the step. ``nodes``: process id of each host's agent."""
+
+    name: str
+    checkpoints: Path
+    nodes: dict[str, int]
+    acted_ns: int | None = None
+    _mend: Callable[[], None] | None = None
+    _mend_at: float = 0.0
+    _acts: dict[str, Callable[[AttemptState], None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Fill the table of what can be done."""
+        self._acts = {
+            "limit-memory": self._limit_memory,
+            "fill-storage": self._fill_storage,
+            "break-storage": self._break_storage,
+            "freeze-host": self._freeze_host,
+            "kill-node-agent": lambda _: os.kill(self.nodes["node-1"], signal.SIGKILL),
+            "kill-collector": self._kill_collector,
+            "damage-and-kill": self._damage_and_kill,
+        }
+
+    def poll(self, state: AttemptState | None, step: int | None) -> None:
+        """Act, if it is time; mend what is to be mended."""
+        if self._mend is not None and time.monotonic() >= self._mend_at:
+            self.mend()
+        if self.name and self.acted_ns is None and state is not None and step is not None and step >= AT:
+            self.acted_ns = time.time_ns()
+            self._acts[self.name](state)
+
+    def mend(self) -> None:
+        """Let storage work again."""
+        mend, self._mend = self._mend, None
+        if mend is not None:
+            mend()
+
+    def _limit_memory(self, state: AttemptState) -> None:
+        """Let rank 3 have no more address space: whatever it maps next fails."""
+        resource.prlimit(state.pids[3], resource.RLIMIT_AS, (2**20, 2**20))
+
+    def _fill_storage(self, _: AttemptState) -> None:
+        filler = self.checkpoints / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(65536))
+                file.flush()
+        self._mend, self._mend_at = lambda: filler.unlink(missing_ok=True), time.monotonic() + HOLD_S
+
+    def _break_storage(self, _: AttemptState) -> None:
+        """Files stand where the folders of the next checkpoints have to be."""
+        newest = max(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*"))
+        blocks = [self.checkpoints / f"step-{newest + EVERY * more:08d}" for more in range(1, 9)]
+        made = []
+        for block in blocks:
+            with contextlib.suppress(OSError):
+                block.touch(exist_ok=False)
+                made.append(block)
+
+        def remove() -> None:
+            for block in made:
+                block.unlink(missing_ok=True)
+
+        self._mend, self._mend_at = remove, time.monotonic() + HOLD_S
+
+    def _freeze_host(self, _: AttemptState) -> None:
+        """Stop every process of a host; they go on when the trial ends, so that none is left over."""
+        node = psutil.Process(self.nodes["node-1"])
+        processes = [node, *node.children(recursive=True)]
+
+        def send(number: int) -> None:
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+
+        send(signal.SIGSTOP)
+        self._mend, self._mend_at = lambda: send(signal.SIGCONT), float("inf")
+
+    def _kill_collector(self, _: AttemptState) -> None:
+        for child in psutil.Process(self.nodes["node-1"]).children():
+            if "collect" in child.cmdline():
+                child.kill()
+
+    def _damage_and_kill(self, state: AttemptState) -> None:
+        """Flip a byte of a shard of the newest checkpoint, and kill a rank."""
+        newest = max(self.checkpoints.glob("step-*/commit.json"), key=lambda path: path.parent.name).parent
+        shard = max(newest.glob("*.shard"), key=lambda path: path.stat().st_size, default=None)
+        if shard is not None:
+            content = bytearray(shard.read_bytes())
+            content[len(content) // 2] ^= 0xFF
+            shard.write_bytes(content)
+        os.kill(state.pids[3], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A file system of 16 MiB at the folder, where one may be mounted (Linux, root); else the folder as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)

@@ -1,0 +1,170 @@
+"""Whether a supervised training survives faults by itself: of its processes, hosts, memory, storage, links and agents.
+
+Four ranks on two simulated hosts, and a spare. Each trial breaks one thing and is left alone until the run ends; its
+losses are held against those of an undisturbed run, bit by bit. ``--only`` runs the trials whose name has one of the
+given words, ``--repeat`` each so many times, ``--resume FILE`` keeps results as they come and goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .fault_jobs import Ran, remove, run_trial
+from .fault_trials import HALT, STEPS, Trial, plan
+from .machine import report
+
+
+def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any]:
+    """One trial's result."""
+    told = ran.report
+    incidents = [one for one in told["incidents"] if one["decision"] is not None]
+    named = {rank for one in incidents for culprit in one["culprits"] for rank in culprit["ranks"]}
+    kinds = {culprit["kind"] for one in incidents for culprit in one["culprits"]}
+    fenced = set(told["fenced"])
+    halts = trial.ends == HALT
+    same = all(losses.get(step) == loss for step, loss in ran.losses.items())
+    complete = halts or len(ran.losses) == STEPS[trial.layout]
+    recovered = told["outcome"] == ("stopped" if halts else "finished") and bool(incidents) >= trial.disturbs
+    times = [one["recovery_s"] for one in incidents if one.get("recovery_s") is not None]
+    return {
+        "name": trial.name,
+        "recovered": recovered,
+        "culprit_right": _culprit_right(trial, incidents, named, fenced),
+        "false_fences": len(fenced - trial.fenced),
+        "loss_identical": same and complete,
+        "recovery_s": max(times) if times and trial.disturbs else None,
+        "named": sorted(named),
+        "kinds": sorted(kinds),
+        "fenced": sorted(fenced),
+        "decisions": [f"{one['kind']}: {one['decision']}" for one in incidents],
+        "reason": told["reason"],
+        "goodput": (told["goodput"] or {}).get("goodput"),
+    }
+
+
+def _culprit_right(trial: Trial, incidents: list[Any], named: set[int], fenced: set[str]) -> bool | None:
+    """Whether the right ones were named; None where there is no culprit among ranks and hosts to name."""
+    if trial.lost:
+        return any(trial.lost in (one["why"] or "") for one in incidents) and not fenced
+    if not trial.ranks:
+        return None
+    return named == trial.ranks
+
+
+def tried(trial: Trial, losses: Mapping[int, float], keep: Path | None) -> tuple[dict[str, Any], Ran | None]:
+    """Run one trial; one that could not be run at all did not recover."""
+    folder = Path(tempfile.mkdtemp(prefix="megascope-faults-")) if keep is None else keep / trial.name
+    remove(folder)
+    folder.mkdir(parents=True)
+    try:
+        ran = run_trial(trial, folder, _say)
+        return judged(trial, ran, losses), ran
+    except RuntimeError as error:
+        failed = {"recovered": False, "culprit_right": False, "false_fences": 0, "loss_identical": False}
+        return {"name": trial.name, **failed, "recovery_s": None, "error": str(error)}, None
+    finally:
+        if keep is None:
+            remove(folder)
+
+
+def undisturbed(layout: str, keep: Path | None) -> dict[int, float]:
+    """The losses of a training in which nothing is broken. SystemExit where it does not end well."""
+    _, ran = tried(Trial(f"undisturbed-{layout.replace(' ', '-')}", disturbs=False, layout=layout), {}, keep)
+    if ran is None or len(ran.losses) != STEPS[layout] or ran.report["attempts"] != 1:
+        raise SystemExit(f"The undisturbed run of {layout} failed: nothing can be compared with it.")
+    return ran.losses
+
+
+def _by_step(losses: Mapping[str, float]) -> dict[int, float]:
+    return {int(step): loss for step, loss in losses.items()}
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"  {line}\n")
+
+
+def chosen(words: Iterable[str]) -> list[Trial]:
+    """The trials whose name has one of the words; all without any word."""
+    wanted = list(words)
+    return [trial for trial in plan() if not wanted or any(word in trial.name for word in wanted)]
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The keys of the benchmark."""
+    times = sorted(one["recovery_s"] for one in results if one["recovery_s"] is not None)
+    judgeable = [one for one in results if one["culprit_right"] is not None]
+    return {
+        "injected": len(results),
+        "recovered": sum(one["recovered"] for one in results),
+        "culprit_right": sum(one["culprit_right"] for one in judgeable),
+        "culprit_judged": len(judgeable),
+        "false_fences": sum(one["false_fences"] for one in results),
+        "loss_identical": sum(one["loss_identical"] for one in results),
+        "median_recovery_s": statistics.median(times) if times else None,
+        "worst_recovery_s": times[-1] if times else None,
+        "results": results,
+    }
+
+
+def main() -> None:
+    """Run the trials one after another and print one object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="Begin no trial after so long.")
+    parser.add_argument("--keep", type=Path, help="Keep what the trials leave in this folder.")
+    parser.add_argument("--resume", type=Path, help="File of results, a line each: appended to, and gone on from.")
+    given = parser.parse_args()
+    importlib.import_module("megascope.trainer.launch").preload()
+    kept = [json.loads(line) for line in given.resume.read_text().splitlines()] if _exists(given.resume) else []
+    references = {one["layout"]: _by_step(one["losses"]) for one in kept if "losses" in one}
+    results = [one for one in kept if "losses" not in one]
+    deadline = time.monotonic() + 60 * given.minutes
+    for trial in left_of(chosen(given.only) * given.repeat, results):
+        if time.monotonic() > deadline:
+            break
+        if trial.layout not in references:
+            references[trial.layout] = undisturbed(trial.layout, given.keep)
+            _append(given.resume, {"layout": trial.layout, "losses": references[trial.layout]})
+        sys.stderr.write(f"{trial.name}: {trial.fault or trial.prod}\n")
+        result, _ = tried(trial, references[trial.layout], given.keep)
+        results.append(result)
+        _append(given.resume, result)
+        sys.stderr.write(f"{json.dumps(result)}\n")
+    report("faults", summary(results))
+
+
+def left_of(trials: Iterable[Trial], results: Iterable[Mapping[str, Any]]) -> list[Trial]:
+    """The trials of which there is no result yet."""
+    done = Counter(one["name"] for one in results)
+    left = []
+    for trial in trials:
+        if done[trial.name] > 0:
+            done[trial.name] -= 1
+        else:
+            left.append(trial)
+    return left
+
+
+def _exists(path: Path | None) -> bool:
+    return path is not None and path.exists()
+
+
+def _append(path: Path | None, value: Mapping[str, Any]) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(value) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Saving the last good state where a loss is not finite: no rank has updated anything in that step yet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import torch.distributed as dist
+
+from ..profiler.errors import MegascopeError
+from .pipeline import NotFiniteError
+
+log = logging.getLogger(__name__)
+
+_KEY = "megascope/not-finite"
+
+
+class Rescue:
+    """Has every rank save its shard, without a collective: the ranks learn of it from the rendezvous store.
+
+    The rank whose loss is not finite tells the others, saves and ends; those that waited for it lose the connection,
+    look into the store, and save too. A step's update needs the gradient norm of all ranks, so that nobody can have
+    made it. Where the store goes with its rank, or ranks are ended before they have saved, nothing is committed, and
+    the checkpoint before stays the newest.
+    """
+
+    def __init__(self, attempt: int, save: Callable[[int], None]) -> None:
+        self._key, self._save = f"{_KEY}/{attempt}", save
+
+    def after(self, error: Exception, updates: int) -> None:
+        """Save the state of so many updates, if this error, or that of another rank, is a loss that is not finite."""
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            if isinstance(error, NotFiniteError):
+                store.set(self._key, str(updates))
+            elif not store.check([self._key]) or int(store.get(self._key)) != updates:
+                return
+            self._save(updates)
+        except (RuntimeError, OSError, MegascopeError, ValueError) as problem:  # the first error is the one that counts
+            log.warning("The last good state is not saved (%s).", str(problem).partition("\n")[0])
+
+    @contextlib.contextmanager
+    def guard(self, updates: Callable[[], int]) -> Iterator[None]:
+        """Within, an error is looked at before it goes on; ``updates`` gives how many have been made by then."""
+        try:
+            yield
+        except Exception as error:
+            self.after(error, updates())
+            raise

@@ -1,0 +1,14 @@
+"""Which batch a step trains on, where batches are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def batch_of(step: int, skipped: Iterable[int]) -> int:
+    """The batch of a step: batches in ``skipped`` are passed over, and all after them move up."""
+    number = step
+    for batch in sorted(set(skipped)):
+        if batch <= number:
+            number += 1
+    return number

@@ -1,0 +1,89 @@
+"""From the JSON of a verdict to accused hosts: which kinds blame a host, and which blame the program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .policy import Accused
+
+HOST_KINDS = frozenset({"dead", "host-stuck", "device-stuck", "network", "library"})
+"""Kinds of culprits of the hang verdict for which the host may be at fault. The others are the program's doing."""
+
+HARDWARE_KINDS = frozenset({"rank", "host", "link", "group"})
+"""Kinds of the straggler verdict that accuse hardware; stage and job name nobody."""
+
+HOST_CAUSES = frozenset({"slow-compute", "throttling", "network", "data-stall", "gc-drift", "checkpoint"})
+
+_HARDWARE_ERROR = re.compile(
+    r"uncorrectable ECC|ECC error|fallen off the bus|no CUDA-capable device|CUDA driver initialization failed"
+    r"|NVLink|Xid \d+|hardware error|Input/output error",
+    re.IGNORECASE,
+)
+"""Exceptions whose text says that hardware failed; any other is the program's."""
+
+_STORAGE = re.compile(r"Cannot write a checkpoint|No space left on device|Disk quota exceeded|Stale file handle")
+
+FIRM = frozenset({"hang", "crashed"})
+
+
+def accused_by_hang(verdict: Mapping[str, Any]) -> tuple[Accused, ...]:
+    """The hosts of a hang verdict's culprits; none where it abstains."""
+    if verdict.get("verdict") not in FIRM:
+        return ()
+    return tuple(_from_hang(one, host) for one in _culprits(verdict) for host in one["hosts"])
+
+
+def _from_hang(culprit: Mapping[str, Any], host: str) -> Accused:
+    kind = str(culprit["kind"])
+    reason = f"{kind} on rank{_ranks(culprit['ranks'])}"
+    if culprit.get("segment"):
+        reason += f" in {culprit['segment']}"
+    blames = kind in HOST_KINDS
+    if kind == "exception":
+        told = [str(one.get("statement", "")) for one in culprit.get("evidence", ())]
+        failed = next((match for text in told if (match := _HARDWARE_ERROR.search(text))), None)
+        if failed is not None:
+            blames, reason = True, f"{reason} ({failed.group(0)})"
+    return Accused(host, float(culprit["confidence"]), blames, reason)
+
+
+def accused_by_stragglers(verdict: Mapping[str, Any]) -> tuple[Accused, ...]:
+    """The hosts of a straggler verdict's accusations of hardware; a link that joins two hosts accuses neither alone."""
+    if verdict.get("verdict") != "findings":
+        return ()
+    found: dict[str, Accused] = {}
+    for one in _culprits(verdict):
+        hosts = list(dict.fromkeys(one["hosts"]))
+        if one["kind"] not in HARDWARE_KINDS or one["cause"] not in HOST_CAUSES or len(hosts) != 1:
+            continue
+        ratio = f" ({one['ratio']:.2f} times its peers)" if one.get("ratio") else ""
+        reason = f"{one['cause']} on rank{_ranks(one['ranks'])}{ratio}"
+        accused = Accused(hosts[0], float(one["confidence"]), True, reason)
+        if hosts[0] not in found or found[hosts[0]].confidence < accused.confidence:
+            found[hosts[0]] = accused
+    return tuple(found.values())
+
+
+def says_not_finite(verdict: Mapping[str, Any]) -> bool:
+    """Whether the culprit's own exception was that its loss is not finite."""
+    told = [str(one.get("statement", "")) for culprit in _culprits(verdict) for one in culprit.get("evidence", ())]
+    return any(culprit["kind"] == "exception" for culprit in _culprits(verdict)) and any(
+        "not finite" in text for text in told
+    )
+
+
+def says_storage(verdict: Mapping[str, Any]) -> bool:
+    """Whether the culprits' own exceptions were that something cannot be written or read."""
+    told = [str(one.get("statement", "")) for culprit in _culprits(verdict) for one in culprit.get("evidence", ())]
+    return all(culprit["kind"] == "exception" for culprit in _culprits(verdict)) and any(map(_STORAGE.search, told))
+
+
+def _culprits(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in verdict.get("culprits", ()) if isinstance(one, dict) and one.get("hosts") is not None]
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = sorted(int(rank) for rank in ranks)
+    return f"{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}"

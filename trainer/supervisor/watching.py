@@ -1,0 +1,157 @@
+"""Watching an attempt while it trains: what its nodes say, what the store shows, and what detectors make of it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .accusing import accused_by_stragglers
+from .asking import Question
+from .attempt import AttemptState
+from .detectors import device_errors, signs_of
+from .job import Job
+from .observing import Observer
+from .policy import Accused, Trigger
+from .signs import Detector, DeviceReading, Sign
+
+SLOWNESS = frozenset({Detector.SLOW_RANK, Detector.OFF_BASELINE, Detector.THROUGHPUT})
+"""Signs for which stragglers are asked for."""
+
+USAGE = 2
+"""Exit code of a rank that cannot use what it was given."""
+
+STRAGGLER_STEPS = 50
+"""Steps that the question is about: the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What ends the watching of an attempt. Without a trigger the job has finished."""
+
+    trigger: Trigger | None
+    sentence: str
+    accused: tuple[Accused, ...] = ()
+    verdict: Mapping[str, Any] | None = None
+    signs: tuple[Sign, ...] = ()
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Watches one attempt. ``is_worth`` tells whether the policy would do anything about accused hosts.
+
+    ``is_asked`` tells whether somebody wants it to end.
+    ``tell`` hears of every sign once.
+    """
+
+    job: Job
+    state: AttemptState
+    observer: Observer
+    turn: Callable[[float], None]
+    is_worth: Callable[[Trigger, tuple[Accused, ...]], bool]
+    tell: Callable[[Sign], None]
+    progress: Callable[[], None]
+    is_asked: Callable[[], bool] = lambda: False
+    readings: Sequence[DeviceReading] = ()
+    told: set[str] = field(default_factory=set)
+    question: Question | None = None
+    ask_at: float = 0.0
+    signs: tuple[Sign, ...] = ()
+
+    def watch(self) -> Alert:
+        """Watch until the attempt has ended, or something has to be done about it."""
+        look_at = 0.0
+        try:
+            while True:
+                self.turn(0.2)
+                found = self._from_nodes()
+                if found is None and self.is_asked():
+                    return Alert(Trigger.ASKED, "the supervisor is asked to end")
+                if found is None and time.monotonic() >= look_at:
+                    look_at = time.monotonic() + self.job.patience.look_s
+                    self.observer.look()
+                    self.progress()
+                    found = self._from_store() or self._from_signs()
+                if found is not None:
+                    return found
+        finally:
+            if self.question is not None:
+                self.question.close()
+                self.question = None
+
+    def _from_nodes(self) -> Alert | None:
+        state = self.state
+        if state.lost:
+            return Alert(Trigger.HOST_LOST, f"{', '.join(sorted(state.lost))} does not answer any more")
+        if state.failed:
+            if set(state.failed.values()) == {USAGE} and self.observer.seen.last_step is None:
+                said = next((text for text in state.said.values() if text), "").strip().splitlines()
+                return Alert(Trigger.REFUSED, said[-1] if said else "the ranks end with a usage error")
+            rank, code = min(state.failed.items(), key=lambda item: (item[1], item[0]))
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return Alert(Trigger.EXITED, f"rank {rank} {how}")
+        if state.has_ended_well:
+            return Alert(None, "all ranks have ended in order")
+        return None
+
+    def _from_store(self) -> Alert | None:
+        seen, patience = self.observer.seen, self.job.patience
+        stall = seen.stall
+        if stall is not None:
+            return Alert(Trigger.STALLED, f"an agent says that nothing moves ({stall['incident']})")
+        now = time.time_ns()
+        if seen.end_ns is None:
+            if now - self.state.began_ns > patience.start_s * 1e9:
+                return Alert(Trigger.NOT_STARTED, f"no step was made within {patience.start_s:g} s")
+            return None
+        times = [step.duration_ns for step in seen.steps if step.duration_ns is not None]
+        usual_ns = statistics.median(times) if times else 0.0
+        limit_ns = max(patience.stall_s * 1e9, 20 * usual_ns)
+        if now - seen.end_ns > limit_ns and len(self.state.codes) == 0:
+            return Alert(Trigger.STALLED, f"no step was made for {(now - seen.end_ns) / 1e9:.0f} s")
+        return None
+
+    def _from_signs(self) -> Alert | None:
+        seen = self.observer.seen
+        readings = [*seen.readings, *self.readings]
+        self.signs = tuple(signs_of(seen.settled, seen.beats, readings, self.job.thresholds))
+        for sign in self.signs:
+            mark = f"{sign.detector}:{sign.ranks}:{sign.hosts}"
+            if mark not in self.told:
+                self.told.add(mark)
+                self.tell(sign)
+        found = {sign.detector for sign in self.signs}
+        if Detector.NOT_FINITE in found:
+            sign = next(sign for sign in self.signs if sign.detector is Detector.NOT_FINITE)
+            return Alert(Trigger.NOT_FINITE, sign.sentence, signs=self.signs)
+        broken = device_errors(readings, self.job.thresholds)
+        if broken:
+            accused = tuple(Accused(host, 0.9, True, sign.sentence) for sign in broken for host in sign.hosts)
+            if self.is_worth(Trigger.DEVICE_ERROR, accused):
+                return Alert(Trigger.DEVICE_ERROR, broken[0].sentence, accused, signs=self.signs)
+        return self._from_stragglers(bool(found & SLOWNESS))
+
+    def _from_stragglers(self, is_slow: bool) -> Alert | None:
+        if self.question is None:
+            if is_slow and time.monotonic() >= self.ask_at:
+                self.ask_at = time.monotonic() + self.job.patience.ask_every_s
+                last = self.observer.seen.last_step or 0
+                steps = f"{max(0, last - STRAGGLER_STEPS)}:{last}"
+                self.question = Question(
+                    "stragglers", self.job.store, self.job.run, self.state.number, "--steps", steps
+                )
+            return None
+        answer = self.question.poll()
+        if answer is None:
+            return None
+        self.question = None
+        self.ask_at = time.monotonic() + self.job.patience.ask_every_s
+        if answer.verdict is None or not is_slow:
+            return None
+        accused = accused_by_stragglers(answer.verdict)
+        if not accused or not self.is_worth(Trigger.SLOW, accused):
+            return None
+        slow = next(sign for sign in self.signs if sign.detector in SLOWNESS)
+        return Alert(Trigger.SLOW, slow.sentence, accused, answer.verdict, self.signs)
