@@ -5,9 +5,11 @@ from __future__ import annotations
 from .heatmap import PAGE as HEATMAP
 from .overview import PAGE as OVERVIEW
 from .page import Page
+from .preflight import PAGE as PREFLIGHT
+from .scaling import PAGE as SCALING
 from .sql import PAGE as SQL
 from .three_d import PAGE as THREE_D
 from .timeline import PAGE as TIMELINE
 
-PAGES: dict[str, Page] = {page.path: page for page in (OVERVIEW, HEATMAP, TIMELINE, THREE_D, SQL)}
+PAGES: dict[str, Page] = {page.path: page for page in (OVERVIEW, HEATMAP, TIMELINE, THREE_D, PREFLIGHT, SCALING, SQL)}
 """In the order of the navigation."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ..profiler.errors import UsageError
 from .common import Json, parse_ranks, parse_steps, print_json, progress_of
+from .mfu_curve import show_mfu_curve
 
 if TYPE_CHECKING:
     from ..trainer.simulator.session import Recording, Simulated
@@ -52,6 +53,11 @@ def simulate(
     run: Annotated[str, Parameter(help="Name of the run.")] = "simulated",
     config: Annotated[Path | None, Parameter(help="Model and cluster in TOML.")] = None,
     settings: Annotated[bool, Parameter(negative="", help="List the settings of model and cluster.")] = False,
+    mfu_curve: Annotated[
+        Literal["175b", "530b"] | None,
+        Parameter(help="No job, but the MFU of this model from hundreds to 100,000 GPUs, each technique on and off."),
+    ] = None,
+    gpus: Annotated[str | None, Parameter(help="With --mfu-curve: other numbers of GPUs, as 256,1024,12288.")] = None,
     json: Json = False,
 ) -> int:
     """Simulate a training job of up to a million ranks and write what its agents would have written.
@@ -66,6 +72,11 @@ def simulate(
 
         print_settings()
         return 0
+    if mfu_curve is not None:
+        show_mfu_curve(mfu_curve, gpus, store, json=json)
+        return 0
+    if gpus is not None:
+        raise UsageError("--gpus is of --mfu-curve: give the job's size with --layout.")
     if store is None:
         raise UsageError("Say where to write: megascope simulate STORE.")
     from ..trainer.simulator.config import costs_of, load_simulation, parse_layout  # noqa: PLC0415

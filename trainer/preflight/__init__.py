@@ -1,0 +1,1 @@
+"""Checks of the machines before a job: compute, memory, links, storage, clocks and ports."""
