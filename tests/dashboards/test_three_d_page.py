@@ -353,6 +353,17 @@ def test_a_job_without_a_known_mesh_stands_in_rows_by_host(browser: Browser, tmp
     page.close()
 
 
+def test_racks_that_the_server_was_told_are_drawn(browser: Browser, stuck_store: Path) -> None:
+    racks = {"node0000": "hall 1, A", "node0001": "hall 1, B", "node9999": "hall 2"}
+    with background_server(stuck_store, racks=racks) as server, visit(browser, server.url) as seen:
+        page = open_scene(seen, "?hulls=racks")
+        hulls = page.evaluate("() => [...window.megascope.widget('scene').model.hull('racks').keys()]")
+        assert hulls == ["hall 1, A", "hall 1, B"]
+        assert page.evaluate("() => window.megascope.widget('scene').hullCount") == 2
+        assert page.evaluate("() => Object.keys(window.megascope.widget('scene').data.racks).length") == 2
+        seen.check_clean()
+
+
 def test_a_job_that_does_not_hang_shows_its_mesh_and_says_so(slow_visit: Visit) -> None:
     page = open_scene(slow_visit)
     assert "does not hang" in page.inner_text("#no-root")
