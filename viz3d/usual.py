@@ -27,12 +27,11 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operation is in a rank's program: ``index`` (from 0) among those of its group in a step, ``ahead`` steps
-    after the last one that is recorded."""
+    """Where an operation is in a rank's program: ``index`` (from 0) among those of its group in ``step``."""
 
     group: int
     index: int
-    ahead: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,15 @@ class UsualSteps:
     def place(self, group: int, sequence: int) -> Place | None:
         """The place of an operation that is not recorded yet; None where no two steps in a row tell, and for one that
         would belong to a later step than the rank is in: more was issued in this step than is usual."""
-        per_step, last = self._per_step(group), self._last(group)
-        if per_step is None or last is None or sequence <= last:
+        per_step, whole = self._per_step(group), self._whole(group)
+        if per_step is None or whole is None:
+            return None
+        step, last = whole
+        if sequence <= max(one.sequence for own in self.steps.values() for one in own if one.group == group):
             return None
         ahead, index = divmod(sequence - last - 1, per_step)
-        return Place(group, index, ahead) if ahead < min(REACH_STEPS, self.now - max(self.steps)) else None
+        step += 1 + ahead
+        return Place(group, index, step) if step <= min(self.now, max(self.steps) + REACH_STEPS) else None
 
     def twin(self, place: Place) -> Issued | None:
         """The operation at the same place of the newest usual step."""
@@ -60,18 +63,21 @@ class UsualSteps:
         return None if step is None else self._at(step, place)
 
     def issued_before(self, place: Place, other: int) -> int | None:
-        """The last number that is issued in group ``other`` before the operation at a place, if all is as usual."""
-        per_step, last = self._per_step(other), self._last(other)
+        """The last number that is issued in group ``other`` before the operation at a place, if all is as usual.
+
+        A step that has fewer of them than usual counts as whole: the rank went past it, and is short.
+        """
+        per_step, whole = self._per_step(other), self._whole(other)
         step = self._usual_step(place.group, other)
         twin = None if step is None else self._at(step, place)
-        if step is None or twin is None or per_step is None or last is None:
+        if step is None or twin is None or per_step is None or whole is None:
             return None
         earlier = sum(one.group == other and one.issued_ns < twin.issued_ns for one in self.steps[step])
-        return last + place.ahead * per_step + earlier
+        return whole[1] + (place.step - whole[0] - 1) * per_step + earlier
 
     def ends_before(self, first: Place, second: Place) -> bool | None:
         """Whether the one operation always ends before the other begins; None where fewer than two steps tell."""
-        apart = second.ahead - first.ahead
+        apart = second.step - first.step
         told = []
         for step in self._usual_steps(second.group):
             one, other = self._at(step - apart, first), self._at(step, second)
@@ -85,17 +91,13 @@ class UsualSteps:
         )
         return own[place.index] if place.index < len(own) and len(own) == self._per_step(place.group) else None
 
-    def _last(self, group: int) -> int | None:
-        """The number up to which a group's operations are done with the recorded steps.
-
-        A step after the last whole one that has fewer of them counts as whole: the rank went past it, and is short.
-        """
+    def _whole(self, group: int) -> tuple[int, int] | None:
+        """The newest step that has a group's usual operations, or more, and the last of their numbers."""
         usual = self._per_step(group)
         whole = [step for step in self.steps if usual is not None and self._count(step, group) >= usual]
-        if usual is None or not whole:
+        if not whole:
             return None
-        short = sum(step > max(whole) for step in self.steps)
-        return max(one.sequence for one in self.steps[max(whole)] if one.group == group) + short * usual
+        return max(whole), max(one.sequence for one in self.steps[max(whole)] if one.group == group)
 
     def _per_step(self, group: int) -> int | None:
         step = self._usual_step(group)

@@ -41,7 +41,7 @@ def test_an_operation_to_come_is_known_by_its_twin(
     assert place is not None
     twin = usual.twin(place)
     assert twin is not None
-    assert (place.ahead, twin.segment) == (ahead, coming[at].segment)
+    assert (place.step, twin.segment) == (5 + ahead, coming[at].segment)
     for other in set(program) - {coming[at].group}:
         before = [one.sequence for step in every[: 5 + ahead] for one in step if one.group == other]
         inside = [one.sequence for one in coming[:at] if one.group == other]
@@ -54,11 +54,11 @@ def test_what_two_steps_in_a_row_do_not_tell_is_not_known() -> None:
     assert UsualSteps({0: one, 2: three}, 3).place(11, 4) is None
     usual = UsualSteps({0: one, 1: two}, 9)
     assert usual.place(11, 2) is None  # it is recorded
-    assert usual.place(11, 3) == Place(11, 0, 0)
+    assert usual.place(11, 3) == Place(11, 0, 2)
     assert usual.place(11, 3 + REACH_STEPS) is None
     assert usual.place(99, 1) is None
     now = UsualSteps({0: one, 1: two}, 2)
-    assert now.place(11, 3) == Place(11, 0, 0)
+    assert now.place(11, 3) == Place(11, 0, 2)
     assert now.place(11, 4) is None  # more than a step has: an evaluation moved the numbers
 
 
@@ -68,13 +68,22 @@ def test_a_step_that_lacks_an_operation_counts_as_whole() -> None:
     short = [one for one in every[4] if one.group != 12]
     usual = UsualSteps({**dict(enumerate(every[:4])), 4: short}, 5)
     place = usual.place(11, every[5][0].sequence)
-    assert place == Place(11, 0, 0)
+    assert place == Place(11, 0, 5)
     assert usual.issued_before(place, 12) == 5
+
+
+def test_an_operation_of_a_step_that_is_not_recorded_whole_belongs_to_it() -> None:
+    """Its last operation is still under way, and the rank already counts the next step."""
+    every = recorded([11, 12, 11], 5)
+    under_way = every[4][2]
+    usual = UsualSteps({**dict(enumerate(every[:4])), 4: every[4][:2]}, 5)
+    assert usual.place(11, under_way.sequence) == Place(11, 1, 4)
+    assert usual.issued_before(Place(11, 1, 4), 12) == every[4][1].sequence
 
 
 def test_what_always_ends_before_another_begins_is_told_from_what_may_run_beside_it() -> None:
     every = recorded([11, 12], 3)
-    first, second = Place(11, 0, 0), Place(12, 0, 0)
+    first, second = Place(11, 0, 3), Place(12, 0, 3)
     assert UsualSteps(dict(enumerate(every)), 3).ends_before(first, second) is True
     assert UsualSteps(dict(enumerate(every)), 3).ends_before(second, first) is False
     late = [[replace(step[0], end_ns=step[1].start_ns + 500_000), step[1]] if at == 1 else step
