@@ -16,7 +16,7 @@ from .pace import StorePace
 from .roots import group_name
 from .snapshot import take_looks
 from .stack_evidence import with_stacks
-from .stall import stalled_before, still_before
+from .stall import all_exited_ns, stalled_before, still_before
 from .states import Snapshot
 from .verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, plain_age, to_json
 
@@ -83,7 +83,16 @@ def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
         return _of_crash(store, attempt, judge_deaths(store, attempt, deaths, StoreHistory(store, attempt)))
     if attempt.exit_reason is not None or "imported" in attempt.configuration:
         return Judged(_verdict(store, attempt, _of_end(attempt.exit_reason), (), ()))
-    return _judge_looks(store, attempt, None, is_past=False)
+    return _judge_unfinished(store, attempt)
+
+
+def _judge_unfinished(store: Store, attempt: Attempt) -> Judged:
+    """A job of which nobody wrote that it ended; its ranks may have, with the launcher that would have said so."""
+    exited_ns = all_exited_ns(store, attempt)
+    if exited_ns is None:
+        return _judge_looks(store, attempt, None, is_past=False)
+    stalled = _of_stall(store, attempt, exited_ns)
+    return stalled or Judged(_verdict(store, attempt, _of_end("exited"), (), ()))
 
 
 def _of_stall(store: Store, attempt: Attempt, end_ns: int) -> Judged | None:

@@ -61,6 +61,17 @@ def still_before(store: Store, attempt: Attempt, end_ns: int) -> int | None:
     return int(row["until_ns"])
 
 
+def all_exited_ns(store: Store, attempt: Attempt) -> int | None:
+    """When the first rank was seen to have closed its black box, in a job of which all have; None for any other job."""
+    row = store.query(
+        """WITH newest AS (SELECT rank, arg_max(process_state, moment_ns) AS state FROM heartbeats GROUP BY rank)
+           SELECT (SELECT bool_and(state = 'exited') FROM newest) AS have_ended,
+               min(moment_ns) FILTER (process_state = 'exited') AS since_ns FROM heartbeats""",
+        attempt=attempt,
+    ).to_pylist()[0]
+    return int(row["since_ns"]) if row["have_ended"] else None
+
+
 def _before_next_change(store: Store, attempt: Attempt, look_ns: int) -> int:
     """The newest moment until which every rank has done nothing more than at ``look_ns``, and none has ended."""
     row = store.query(

@@ -139,6 +139,24 @@ def test_a_job_that_was_interrupted_while_it_hung_did_hang(tmp_path: Path, stood
     assert [one.ranks for one in verdict.culprits] == ([(1,)] if state == State.HANG else [])
 
 
+@pytest.mark.parametrize(("stood_s", "state"), [(39, State.HANG), (3, State.FINISHED)])
+def test_a_job_whose_launcher_was_ended_with_its_ranks(tmp_path: Path, stood_s: float, state: State) -> None:
+    """All ranks have closed their black boxes, and nobody wrote how the attempt ended."""
+    scene = Scene(Topology.of(tp=2))
+    scene.work(1, "forward", since_s=40)
+    scene.collective(0, "tp", 7, since_s=40)
+    looks = []
+    for before in (40, 30, 20, 10, 3, 1):
+        done = 1000 if before <= stood_s else 1000 - before
+        look = scene.snapshot(before)
+        looks.append(replace(look, states={r: replace(one, spans=done) for r, one in look.states.items()}))
+    last = scene.snapshot()
+    looks.append(replace(last, states={r: replace(one, process_state="exited") for r, one in last.states.items()}))
+    verdict = judged(tmp_path, looks)
+    assert verdict.verdict == state
+    assert [one.ranks for one in verdict.culprits] == ([(1,)] if state == State.HANG else [])
+
+
 def own_exception(rank: int) -> dict[str, Any]:
     died = {"action": "noticed-death", "moment_ns": MOMENT_NS, "state": "exception", "type": "OutOfMemoryError"}
     told = [{**died, "rank": rank, "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}]
