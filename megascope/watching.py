@@ -240,6 +240,9 @@ def _opened(row: dict[str, Any]) -> str:
         ranks = sorted({int(one["rank"]) for one in deaths if isinstance(one.get("rank"), int)})
         who = f"{'rank' if len(ranks) == 1 else 'ranks'} {named(ranks)}" if ranks else "ranks that are not named"
         return f"{where}, {who} ended without a goodbye"
+    if row["kind"] != "stalled":  # a supervisor's own
+        told = next((one["sentence"] for one in actions if isinstance(one.get("sentence"), str)), None)
+        return f"{row['kind']}: {told}" if told else f"{row['kind']}, {where}"
     quiet = next((one.get("quiet_s") for one in actions if one.get("action") == "stood-still"), None)
     return f"{where} nothing moves" + (f", for {quiet:g} s so far" if isinstance(quiet, int | float) else "")
 

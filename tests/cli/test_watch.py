@@ -88,6 +88,17 @@ def test_a_stall_that_no_agent_judges_is_judged_here(tmp_path: Path, stuck_scene
     assert watch.results() == ["alarm hang of job/0: told"]
 
 
+def test_what_a_supervisor_does_is_told_in_its_own_words(tmp_path: Path, stuck_scene: Scene) -> None:
+    told = [{"action": "noticed", "moment_ns": 1, "sentence": "Rank 5 on node-7 went without a word."}]
+    row = {**incident(3), "incident": "job/0/supervisor/recovery-death/0", "kind": "recovery-death"}
+    write_scene(tmp_path / "store", looks(stuck_scene), incidents=[{**row, "actions": json.dumps(told)}])
+    watch = watching.Watch(tmp_path / "store", AlarmSettings())
+    changes = watch.look()
+    watch.close()
+    assert changes[1].line().endswith("recovery-death: Rank 5 on node-7 went without a word.")
+    assert not any("nothing moves" in change.line() for change in changes)
+
+
 def test_the_agents_verdict_is_taken_as_it_is(tmp_path: Path, stuck_scene: Scene) -> None:
     verdict = {
         "run": "job", "attempt": 0, "verdict": "hang", "sentence": "Rank 5 is stuck.",
