@@ -11,6 +11,7 @@ import pytest
 from megascope.profiler.errors import UsageError
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.topology import Topology
+from megascope.trainer.config import TrainConfig
 from megascope.trainer.faults.checks import known_segments, receivers
 from megascope.trainer.faults.kinds import Fault, FaultKind, parse_fault
 from megascope.trainer.faults.switches import FaultSwitches
@@ -99,8 +100,15 @@ def test_links_are_those_of_the_edges_and_groups(chunks: int) -> None:
     assert {(rank, peer) for rank in range(16) for peer in receivers(topology, chunks, rank)} == links
 
 
-def test_the_collectives_that_can_be_skipped_are_those_that_are_issued() -> None:
-    config = small_config(tp=2, pp=2, dp=2, steps=1)
+@pytest.mark.parametrize(
+    "config",
+    [
+        small_config(tp=2, pp=2, dp=2, steps=1),
+        small_config(dp=4, parallel={"pod": 2}, train={"microbatches": 2}, steps=1),
+    ],
+    ids=["one level", "pods"],
+)
+def test_the_collectives_that_can_be_skipped_are_those_that_are_issued(config: TrainConfig) -> None:
     issued = {name for result in run_config(config) for name in result.traffic}
     assert set(known_segments(FaultKind.SKIP_COLLECTIVE, config)) == {
         name for name in issued if not name.startswith(("send_", "recv_"))

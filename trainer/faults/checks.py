@@ -26,6 +26,9 @@ COLLECTIVES = {
     "tp": ("tp_all_gather", "tp_reduce_scatter", "tp_all_reduce", "tp_broadcast"),
     "dp": ("dp_all_gather", "dp_reduce_scatter"),
 }
+IN_PODS = tuple(f"dp_{level}_{verb}" for level in ("pod", "across") for verb in ("all_gather", "reduce_scatter"))
+"""What takes the place of the collectives over dp where replicas are in pods."""
+
 WORLD_COLLECTIVES = ("world_all_reduce",)
 SENDS = ("send_forward", "send_backward")
 
@@ -91,7 +94,8 @@ def known_segments(kind: FaultKind, config: TrainConfig) -> list[str]:
         return list(SENDS) if config.topology().size("pp") > 1 else []
     if kind in ALTERING | {FaultKind.SKIP_COLLECTIVE}:
         topology = config.topology()
-        names = [name for axis, names in COLLECTIVES.items() if topology.size(axis) > 1 for name in names]
+        collectives = COLLECTIVES if config.parallel.pod <= 1 else {**COLLECTIVES, "dp": IN_PODS}
+        names = [name for axis, names in collectives.items() if topology.size(axis) > 1 for name in names]
         return names + list(WORLD_COLLECTIVES if topology.world_size > 1 else ())
     hidden = BEFORE_STEPS | (BESIDE_TRAINING if kind is FaultKind.SLOW else frozenset())
     return [name for name in KINDS if name not in hidden]
