@@ -274,9 +274,8 @@ def test_deaths_on_many_hosts_within_seconds_are_one_alarm(tmp_path: Path) -> No
         hook.raise_alarm(death(f"node-{number}", *range(8 * number, 8 * number + 8)))
     other = death("node-9", 1, run="another job")
     hooks[0].raise_alarm(other)
-    results = [result.outcome for hook in hooks for result in outcomes(hook, 1)]
-    wait_for(lambda: not hooks[0].is_telling, 10, "the other job's alarm")
-    assert sorted(results)[:6] == ["duplicate"] * 5 + ["told"]
+    results = [result.outcome for hook in hooks for result in outcomes(hook, 2 if hook is hooks[0] else 1)]
+    assert sorted(results) == ["duplicate"] * 5 + ["told"] * 2
     values = {value["run"]: value for value in map(json.loads, out.read_text().splitlines())}
     assert len(out.read_text().splitlines()) == 2
     assert values["another job"]["ranks"] == [1]
