@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -66,6 +67,13 @@ def test_a_check_that_hangs_or_is_not_there_says_nothing_about_the_host() -> Non
     missing = finished(Check(["/no/such/program"], 5))
     assert missing.passed is None
     assert "cannot be started" in missing.report
+
+
+def test_a_self_check_that_breaks_down_says_nothing_of_the_host() -> None:
+    """It ends with code 1, as one that found the host unsound does; an import that fails is no broken host."""
+    broken = finished(Check([sys.executable, "-c", "import nothing_of_this_name"], 20))
+    assert broken.passed is None
+    assert "ModuleNotFoundError" in broken.report
 
 
 def test_this_interpreter_runs_a_check_that_asks_for_it() -> None:

@@ -196,9 +196,17 @@ def test_what_the_policy_would_do_nothing_about_is_only_told(stragglers: type[St
 
 def test_a_broken_device_accuses_its_host() -> None:
     watch = watcher(seen=trained())
-    watch.readings = [DeviceReading("node-1", "0000:9b:00", 1, "xid", 79)]
+    watch.readings = [DeviceReading("node-1", "0000:9b:00", time.time_ns(), "xid", 79)]
     alert = watch.watch()
     assert (alert.trigger, [one.host for one in alert.accused]) == (Trigger.DEVICE_ERROR, ["node-1"])
+
+
+@pytest.mark.parametrize("reading", [("node-9", 10**19), ("node-1", 0)], ids=["another host", "an earlier attempt"])
+def test_a_device_that_is_not_in_this_attempt_stops_nobody(reading: tuple[str, int]) -> None:
+    watch = watcher(seen=trained())
+    watch.readings = [DeviceReading(reading[0], "0000:9b:00", reading[1], "xid", 79)]
+    with pytest.raises(EndlessError):
+        watch.watch()
 
 
 def test_who_is_asked_to_end_does() -> None:

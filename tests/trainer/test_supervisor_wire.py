@@ -177,3 +177,29 @@ def test_a_proof_is_of_one_side_and_one_challenge() -> None:
     for token, who, challenge in (("other", "node", "a"), ("secret", "supervisor", "a"), ("secret", "node", "b")):
         assert not is_proof(proof, token, who, challenge)
     assert not is_proof(None, "secret", "node", "a")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"proof": "\xc3\xa9"}', b"[" * 4000, b'{"proof": 5}', b"x" * 10_000, b'{"host": [], "proof": null}'],
+    ids=["not ascii", "deep", "a number", "long", "no proof"],
+)
+def test_a_stranger_ends_nothing_but_its_own_connection(hub: Hub, line: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", hub.port), 5) as stranger:
+        for _ in range(3):
+            assert list(hub.turn(0.05)) == []
+        stranger.sendall(line + b"\n")
+        for _ in range(5):
+            assert list(hub.turn(0.05)) == []
+    assert hub.nodes == {}
+    assert not hub._new
+
+
+def test_strangers_that_say_nothing_do_not_use_up_all_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MOST_STRANGERS", 4)
+    strangers = [socket.create_connection(("127.0.0.1", hub.port), 5) for _ in range(8)]
+    for _ in range(3):
+        assert list(hub.turn(0.05)) == []
+    assert len(hub._new) == 4
+    for one in strangers:
+        one.close()

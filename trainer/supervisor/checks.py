@@ -72,7 +72,8 @@ class Check:
         if verdict is not None:
             return CheckResult(VERDICTS.get(verdict), report)
         if code in (0, FAILED):
-            return CheckResult(code == 0, report)
+            has_broken_down = code == FAILED and "Traceback (most recent call last)" in report
+            return CheckResult(None if has_broken_down else code == 0, report)
         return CheckResult(None, f"the self-check ended with code {code}: {report[-300:]}")
 
     def close(self) -> None:

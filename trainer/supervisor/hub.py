@@ -22,6 +22,9 @@ beside the next attempt.
 
 PING_S = 2.0
 
+MOST_STRANGERS = 256
+"""Connections that have not shown the token yet; others wait."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -61,8 +64,8 @@ class Hub:
     def turn(self, patience_s: float) -> Iterator[tuple[Node, Message]]:
         """Wait for news, at most so long; then each message with its node. A lost one says ``{"say": "lost"}`` once."""
         self._selector.select(patience_s)
-        with contextlib.suppress(BlockingIOError):
-            while True:
+        with contextlib.suppress(OSError):  # nobody else waits, or there is no descriptor left for now
+            while len(self._new) < MOST_STRANGERS:
                 self._greet()
         for wire in list(self._new):
             self._admit(wire)
@@ -102,7 +105,11 @@ class Hub:
             wire.send({"refused": "it has another token."})
             self._forget(wire)
             return
-        host = str(hello["host"])
+        host, slots = hello.get("host"), hello.get("slots")
+        if not isinstance(host, str) or not isinstance(slots, int):
+            wire.send({"refused": "it does not say its host and how many ranks it can take: is it of this version?"})
+            self._forget(wire)
+            return
         problem = None
         if host in self.banned:
             problem = f"{host} is fenced: repair it, and remove it from the run's history."
@@ -112,9 +119,10 @@ class Hub:
             wire.send({"refused": problem})
             self._forget(wire)
             return
-        wire.send({"proof": proof_of(self._token, "supervisor", str(hello["challenge"]))})
+        wire.is_known = True
+        wire.send({"proof": proof_of(self._token, "supervisor", str(hello.get("challenge")))})
         address = str(hello.get("address") or wire.socket.getpeername()[0])
-        self.nodes[host] = Node(host, int(hello["slots"]), address, wire, time.monotonic())
+        self.nodes[host] = Node(host, slots, address, wire, time.monotonic())
 
     def _forget(self, wire: Wire) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -53,6 +53,7 @@ class Supervisor:
         self._recovery = Recovery(self.journal)
         self._state: AttemptState | None = None
         self._readings: list[DeviceReading] = []
+        self._stalled_at: tuple[int | None, bool] = (None, False)
         self._hosts: tuple[str, ...] = ()
         self._next, self._attempts = first_attempt, 0
         self._is_asked = False
@@ -185,6 +186,7 @@ class Supervisor:
         self._say(f"{alert.trigger}: {alert.sentence}")
         self._recovery.give_up("another incident came before")
         seen = self._observer.seen
+        self._stalled_at = seen.furthest, seen.stall is not None
         record = self.journal.open(
             state.number, f"{RECOVERY}{alert.trigger}", seen.furthest_ns or state.began_ns, seen.furthest
         )
@@ -252,7 +254,10 @@ class Supervisor:
         if trigger is not Trigger.STALLED:
             return False
         self._observer.look()
-        return bool(state.lost) or (self._observer.seen.stall is None and not state.failed)
+        seen, (furthest, was_noticed) = self._observer.seen, self._stalled_at
+        if not was_noticed and seen.furthest == furthest:  # no agent opened the stall, so that none will close it
+            return bool(state.lost)
+        return bool(state.lost) or (seen.stall is None and not state.failed)
 
     def _save(self, state: AttemptState, record: Record, trigger: Trigger) -> Trigger:
         saved = save_and_stop(self.job, state, self.hub, self._observer, self.turn)

@@ -115,7 +115,11 @@ class Watcher:
 
     def _from_signs(self) -> Alert | None:
         seen = self.observer.seen
-        readings = [*seen.readings, *self.readings]
+        readings = [
+            one
+            for one in (*seen.readings, *self.readings)
+            if one.host in self.state.hosts and one.moment_ns >= self.state.began_ns
+        ]
         self.signs = tuple(signs_of(seen.settled, seen.beats, readings, self.job.thresholds))
         for sign in self.signs:
             mark = f"{sign.detector}:{sign.ranks}:{sign.hosts}"

@@ -14,6 +14,9 @@ from ...profiler.errors import MegascopeError
 MOST_BYTES = 4 * 2**20
 """A longer line is no message of ours."""
 
+MOST_UNKNOWN_BYTES = 4096
+"""Nor is one that is longer than this before its sender has shown the token."""
+
 TOKEN_VARIABLE = "MEGASCOPE_TOKEN"
 HANDSHAKE_S = 10.0
 
@@ -25,14 +28,17 @@ class UnansweredError(MegascopeError):
 
 
 class Wire:
-    """One connection. `receive` never waits; `send` waits until the kernel has taken the message."""
+    """One connection. `receive` never waits; `send` waits until the kernel has taken the message.
+
+    ``is_known``: the other side has shown the token; until then little is taken from it.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(HANDSHAKE_S)
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
-        self.closed = False
+        self.closed = self.is_known = False
         self._buffer = b""
         self._early: list[Message] = []
 
@@ -45,7 +51,7 @@ class Wire:
 
     def receive(self) -> list[Message]:
         """The messages that have come. What is no message of ours closes the connection."""
-        while not self.closed and select.select([self.socket], [], [], 0)[0]:
+        while not self.closed and self._has_news(0):
             try:
                 content = self.socket.recv(65536)
             except OSError:
@@ -53,14 +59,14 @@ class Wire:
             if not content:
                 self.closed = True
             self._buffer += content
-            if len(self._buffer) > MOST_BYTES:
+            if len(self._buffer) > (MOST_BYTES if self.is_known else MOST_UNKNOWN_BYTES):
                 self.closed = True
         *lines, self._buffer = self._buffer.split(b"\n")
         messages, self._early = self._early, []
         for line in lines:
             try:
                 message = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 message = None
             if not isinstance(message, dict):
                 self.closed = True
@@ -71,11 +77,17 @@ class Wire:
     def wait(self, patience_s: float) -> None:
         """Wait until there is something to receive, at most so long."""
         if not self._early:
-            select.select([self.socket], [], [], patience_s)
+            self._has_news(patience_s)
+
+    def _has_news(self, patience_s: float) -> bool:
+        """Whether there is something to receive, or the other side is gone. Unlike select, it takes any descriptor."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        return bool(poller.poll(patience_s * 1e3))
 
     def await_message(self, patience_s: float = HANDSHAKE_S) -> Message:
         """The next message; those behind it are left for `receive`. MegascopeError where none comes."""
-        if not self._early and not select.select([self.socket], [], [], patience_s)[0]:
+        if not self._early and not self._has_news(patience_s):
             raise MegascopeError("The other side of the connection is silent: check that it is a supervisor.")
         messages = self.receive()
         if not messages:
@@ -101,7 +113,9 @@ def proof_of(token: str, who: str, challenge: str) -> str:
 
 def is_proof(given: object, token: str, who: str, challenge: str) -> bool:
     """Whether a proof is right."""
-    return isinstance(given, str) and hmac.compare_digest(given, proof_of(token, who, challenge))
+    if not isinstance(given, str):
+        return False
+    return hmac.compare_digest(given.encode(errors="replace"), proof_of(token, who, challenge).encode())
 
 
 def join(address: tuple[str, int], token: str, hello: Message) -> Wire:
@@ -126,4 +140,5 @@ def join(address: tuple[str, int], token: str, hello: Message) -> Wire:
     if not is_proof(answer.get("proof"), token, "supervisor", own):
         wire.close()
         raise MegascopeError(f"The supervisor at {where} has another token: set the same {TOKEN_VARIABLE} on both.")
+    wire.is_known = True
     return wire
