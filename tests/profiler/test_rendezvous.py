@@ -52,10 +52,17 @@ def test_three_of_four_ranks_wait_for_the_one_that_never_joins(tmp_path: Path) -
     pids = [_forked(number, work) for number in range(4)]
     try:
         deadline = time.monotonic() + 40
-        while [in_flight(spool, rank) for rank in range(4)] != [WAITING] * 3 + [[]] and time.monotonic() < deadline:
+
+        def boxes() -> int:
+            return len(list(spool.glob("run/0/rank-*.box")))
+
+        def is_there() -> bool:
+            return boxes() == 4 and [in_flight(spool, rank) for rank in range(4)] == [WAITING] * 3 + [[]]
+
+        while not is_there() and time.monotonic() < deadline:
             time.sleep(0.2)
+        assert boxes() == 4
         assert [in_flight(spool, rank) for rank in range(4)] == [WAITING] * 3 + [[]]
-        assert len(list(spool.glob("run/0/rank-*.box"))) == 4
         assert (spool / "run" / "0" / "topology.json").exists()
     finally:
         for pid in pids:
