@@ -24,9 +24,10 @@ from .corpus import encode, read_text, train_tokenizer
 from .data import Batches, Loader, Split
 from .faults.kinds import parse_fault
 from .faults.switches import FaultSwitches
+from .finite import not_finite
 from .flops import peak_flops, utilization
 from .optim import learning_rate
-from .pipeline import not_finite, step_schedule
+from .pipeline import step_schedule
 from .probe import Probe
 from .readback import Readback
 from .rescue import Rescue
@@ -183,8 +184,10 @@ class Trainer:
         world = self._world.size
         for done in self._readback.ready(wait=wait):
             step, (loss, norm) = done.step, done.values
-            if not math.isfinite(loss):  # what all ranks know alike: they stop together
-                raise not_finite(step)
+            if not math.isfinite(loss) or not math.isfinite(norm):  # what all ranks know alike: they stop together
+                error = not_finite(step, what="loss" if not math.isfinite(loss) else "gradient norm")
+                error.is_applied = True
+                raise error
             result.losses.append(loss)
             result.grad_norms.append(norm)
             rate = learning_rate(train, step)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .comm import Channel
 from .config import OptimizationConfig, Optimizer
+from .finite import not_finite
 from .flat import Bucket, FlatChunk
 from .probe import Probe
 from .updates import adamw_update, lamb_directions, lamb_update
@@ -73,6 +74,8 @@ class ShardedOptimizer:
                 flat.reduce()
                 flat.finish_reduce()
             metrics[1].sqrt_()
+            if metrics.device.type == "cpu" and not bool(metrics[1].isfinite()):  # all ranks have the same one
+                raise not_finite(number, what="gradient norm")
             scale = (self._clip_limit(metrics[1]) / (metrics[1] + CLIP_EPSILON)).clamp(max=1.0)
         with self._probe.span("optimizer"):
             self.updates += 1

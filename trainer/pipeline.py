@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..profiler.box import ABSENT_I16, ABSENT_I32
-from ..profiler.errors import MegascopeError
 from ..profiler.vocabulary import ActionKind
 from .comm import Funnel
 from .config import TrainConfig
 from .dropout import Dropout
+from .finite import not_finite
 from .flat import FlatChunk
 from .handle import Handle
 from .links import Links
@@ -21,11 +21,6 @@ from .model import DTYPES, ModelChunk
 from .probe import Probe
 from .schedule import COMPUTE, Action, Schedule, evaluation_schedule, training_schedule
 from .topology import Mesh
-
-
-class NotFiniteError(MegascopeError):
-    """The loss is infinite or not a number."""
-
 
 OptimizerStep = Callable[[Tensor | None], None]
 """Given this rank's part of the mean loss (None if it has none), update the weights' shards."""
@@ -229,15 +224,6 @@ class Pipeline:
         if self._reports_loss:
             part = loss.double() * self._loss_scale
             self._loss = part if self._loss is None else self._loss + part
-
-
-def not_finite(step: int | None = None, microbatch: int | None = None) -> MegascopeError:
-    """The error of a loss that is infinite or not a number: weights that are updated with it are lost."""
-    where = f"of step {step}" if step is not None else f"of micro-batch {microbatch} on this rank"
-    return NotFiniteError(
-        f"The loss {where} is not finite (NaN or infinite): go back to an earlier checkpoint, and lower "
-        "train.learning_rate or look at the data of that step."
-    )
 
 
 def step_schedule(config: TrainConfig) -> Schedule:

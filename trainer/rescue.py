@@ -1,4 +1,4 @@
-"""Saving the last good state where a loss is not finite: no rank has updated anything in that step yet."""
+"""Saving the last good state where a loss or a gradient norm is not finite, before any rank has updated with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch.distributed as dist
 
 from ..profiler.errors import MegascopeError
-from .pipeline import NotFiniteError
+from .finite import NotFiniteError
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,11 @@ class Rescue:
         self._key, self._save = f"{_KEY}/{attempt}", save
 
     def after(self, error: Exception, updates: int) -> None:
-        """Save the state of so many updates, if this error, or that of another rank, is a loss that is not finite."""
+        """Save the state of so many updates, if this error, or that of another rank, is a number that is not finite."""
         try:
             store = dist.distributed_c10d._get_default_store()
+            if isinstance(error, NotFiniteError) and error.is_applied:
+                return  # on a device it is seen a step later: the newest checkpoint is the last good state
             if isinstance(error, NotFiniteError):
                 store.set(self._key, str(updates))
             elif not store.check([self._key]) or int(store.get(self._key)) != updates:

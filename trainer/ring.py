@@ -127,7 +127,8 @@ class _LinearScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        inputs, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: recomputation gives them out a single time
+        inputs, weights = saved[: ctx.count], saved[ctx.count :]
         results = [torch.empty_like(x) for x in inputs]
         length = len(gradients[0])
 

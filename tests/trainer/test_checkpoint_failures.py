@@ -144,3 +144,25 @@ def test_an_error_of_any_kind_in_the_background_is_reported(tmp_path: Path, monk
     with pytest.raises(AssertionError, match=r"MegascopeError: Cannot write a checkpoint to .* \(MemoryError\): make"):
         run_config(config)
     assert committed_steps(tmp_path) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("whole_every", [1, 3])
+def test_what_is_saved_in_need_replaces_no_checkpoint_of_the_same_step(tmp_path: Path, whole_every: int) -> None:
+    """A loss that is not finite in the step right after a checkpoint: its last good state is committed already."""
+    checkpoint = CheckpointConfig(folder=tmp_path, every=2, whole_every=whole_every)
+    config = small_config(steps=6, checkpoint=checkpoint, fault=("nan rank=0 step=2",))
+    [outcome] = fork_ranks(1, lambda: run_worker(config, NullRecorder()))
+    assert outcome.error is not None
+    assert "not finite" in outcome.error
+    assert [(one.step, one.problems) for one in verify_checkpoints(tmp_path)] == [(2, ())]
+    assert run_config(replace(config, fault=()))[0].start_step == 2
+
+
+@pytest.mark.timeout(60)
+def test_the_last_good_state_is_saved_where_no_checkpoint_has_it(tmp_path: Path) -> None:
+    checkpoint = CheckpointConfig(folder=tmp_path, every=2)
+    config = small_config(steps=6, checkpoint=checkpoint, fault=("nan rank=0 step=3",))
+    [outcome] = fork_ranks(1, lambda: run_worker(config, NullRecorder()))
+    assert outcome.error is not None
+    assert committed_steps(tmp_path) == [3, 2]

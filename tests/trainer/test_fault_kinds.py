@@ -20,7 +20,7 @@ from megascope.trainer.faults.acts import InjectedError, act
 from megascope.trainer.faults.alter import Call, altered
 from megascope.trainer.faults.kinds import ACTS, OPTIONAL, REQUIRED, FaultKind, parse_fault
 from megascope.trainer.faults.switches import FaultSwitches
-from megascope.trainer.pipeline import NotFiniteError
+from megascope.trainer.finite import NotFiniteError
 from support.commands import wait_for
 from support.forkrun import fork_ranks, run_ranks
 from support.training import small_config

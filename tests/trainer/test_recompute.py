@@ -43,6 +43,20 @@ def test_no_bit_of_the_result_changes(recompute: Recompute, parallel_block: bool
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("parallel_block", [False, True])
+def test_a_ring_recomputes_too(parallel_block: bool) -> None:
+    plain, again = (
+        run_config(
+            small_config(
+                steps=STEPS, tp=2, parallel_block=parallel_block, train={"recompute": kind}, parallel={"ring": True}
+            )
+        )
+        for kind in (Recompute.NONE, Recompute.FULL)
+    )
+    assert [(one.losses, one.grad_norms) for one in again] == [(one.losses, one.grad_norms) for one in plain]
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("parallel_block", "dropout", "gathers", "scatters"), [(False, 0.1, 2, 2), (True, 0.0, 1, 0)])
 def test_only_full_recomputation_repeats_communication(
     parallel_block: bool, dropout: float, gathers: int, scatters: int

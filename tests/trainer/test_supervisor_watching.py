@@ -13,7 +13,7 @@ import torch.distributed
 from torch._C._distributed_c10d import HashStore
 
 from megascope.profiler.errors import MegascopeError
-from megascope.trainer.pipeline import NotFiniteError
+from megascope.trainer.finite import NotFiniteError
 from megascope.trainer.rescue import Rescue
 from megascope.trainer.supervisor import watching
 from megascope.trainer.supervisor.asking import Answer
@@ -276,6 +276,17 @@ def test_all_ranks_save_once_one_has_a_loss_that_is_not_finite(store: HashStore)
     with pytest.raises(RuntimeError, match="peer"), second.guard(lambda: 7):
         raise RuntimeError("Connection closed by peer")
     assert saved == [("a", 7), ("b", 7)]
+
+
+def test_what_the_weights_were_updated_with_is_not_saved(store: HashStore) -> None:
+    saved: list[int] = []
+    error = NotFiniteError("The gradient norm of step 6 is not finite")
+    error.is_applied = True
+    with pytest.raises(NotFiniteError), Rescue(0, saved.append).guard(lambda: 7):
+        raise error
+    with pytest.raises(RuntimeError), Rescue(0, saved.append).guard(lambda: 7):
+        raise RuntimeError("Connection closed by peer")
+    assert saved == []
 
 
 def test_another_failure_and_another_step_save_nothing(store: HashStore) -> None:

@@ -50,6 +50,7 @@ class Checkpointer:
         self._host: HostCopy | None = None
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._newest: int | None = None
 
     def begin(self) -> Restored:
         """Resume as configured; where there is nothing to resume from, at step 0. What was half written is removed.
@@ -63,19 +64,25 @@ class Checkpointer:
         else:
             check_unused(self._folder)
         restored = restored or Restored(0, Position(batch=self._config.train.batch), 0)
+        self._newest = restored.step
         if self._settings.every:
             self._host = HostCopy(self._optimizer, self._mesh)
-            if self._rank == 0:
-                remove_uncommitted(self._folder)
-                for path in set_aside(self._folder, restored.step):
-                    log.warning("A checkpoint that is not used is kept as %s.", path)
+        if self._rank == 0:  # also where none are due: one may be asked for
+            remove_uncommitted(self._folder)
+            for path in set_aside(self._folder, restored.step):
+                log.warning("A checkpoint that is not used is kept as %s.", path)
         return restored
 
     def save(self, step: int, position: Position) -> None:
         """Take a checkpoint after ``step`` updates, to go on at ``position``; it is written in the background.
 
-        Raises MegascopeError where the write before this one failed, if that is to end the training.
+        One of the same step as the last one, or as what training went on from, is not taken again: its folder may be
+        committed. Raises MegascopeError where the write before this one failed, if that is to end the training.
         """
+        if step == self._newest:
+            self.finish()
+            return
+        self._newest = step
         with self._probe.span("checkpoint_stage"):
             self.finish()
             if self._host is None:
