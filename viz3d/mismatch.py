@@ -56,14 +56,15 @@ def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | Non
 def _of_another_size(snapshot: Snapshot, history: History, group: int, sequence: int, segment: str) -> Root | None:
     """Members of one operation whose payloads differ: those of whom their own past, or else the majority, says that it
     is not the usual one. Who has completed it counts too: a library may end only the rank that got too much."""
+    name = snapshot.groups.get(group)
+    ranks = snapshot.states if name is None else name.ranks
     sizes = {
         state.rank: flight.size_bytes
-        for state in snapshot.states.values()
+        for state in (snapshot.states[rank] for rank in ranks if rank in snapshot.states)
         for flight in state.flights
         if (flight.group, flight.sequence) == (group, sequence) and flight.size_bytes is not None
     }
     if len(set(sizes.values())) < 2:
-        name = snapshot.groups.get(group)
         if name is None or set(sizes) >= set(name.ranks):
             return None
         completed = history.sizes(group, sequence)
