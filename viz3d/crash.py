@@ -16,6 +16,7 @@ from .mismatch import Root, deviants, find_mismatches
 from .programs import find_skipped
 from .snapshot import freeze, take_snapshot
 from .states import RankState, Snapshot
+from .streams import Streams
 from .verdict import Abstention, CulpritKind, Evidence, State, listed
 
 MAX_PARTNERS = 32
@@ -43,14 +44,15 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
     snapshot = _at_death(store, attempt, deaths, ended=ended)
     asynchronous = history.asynchronous()
     if all(death.is_aftermath for death in deaths.all):
-        return _lost_peers(store, attempt, deaths, snapshot, asynchronous)
-    first = first_deaths(deaths.all, build_graph(snapshot, asynchronous).waiting(), deaths.clocks)
+        return _lost_peers(store, attempt, deaths, snapshot, history)
+    seen_waiting = build_graph(snapshot, asynchronous, streams=Streams.of(snapshot, history)).waiting()
+    first = first_deaths(deaths.all, seen_waiting, deaths.clocks)
     if not deaths.noted and len(first) >= len(snapshot.states) > 1:
         return Crash(Diagnosis(State.CRASHED, abstained=(_NOBODY_NOTED, _ALL_GONE)), snapshot, ())
     dead = {death.rank for death in first}
     blamed = _killed_by_mismatch(snapshot, history, first)
     seen = _with_dead(snapshot, dead)
-    graph = build_graph(seen, asynchronous, deviants(blamed))
+    graph = build_graph(seen, asynchronous, deviants(blamed), streams=Streams.of(seen, history))
     roots = blamed or [_death_root(death, seen, deaths, len(first)) for death in first]
     accused = {rank for root in roots for rank in root.ranks}
     explained = frozenset(Waiters.of(graph).waiting_for(accused | dead)) - accused
@@ -61,16 +63,14 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
     return Crash(diagnosis, seen, tuple(_evidence(store, attempt, seen, root, first, blamed) for root in roots))
 
 
-def _lost_peers(
-    store: Store, attempt: Attempt, deaths: Deaths, snapshot: Snapshot, asynchronous: frozenset[str]
-) -> Crash:
+def _lost_peers(store: Store, attempt: Attempt, deaths: Deaths, snapshot: Snapshot, history: History) -> Crash:
     """All that ended speak of lost peers: those are on a host that fell silent before, or nobody knows who they are."""
     gone = silent_hosts(store, attempt, deaths)
     if not gone:
         return Crash(Diagnosis(State.CRASHED, abstained=(_ALL_LOST_PEERS, *_notes(deaths, ()))), snapshot, ())
     dead = {rank for host in gone for rank in host.ranks}
     seen = _with_dead(snapshot, dead)
-    graph = build_graph(seen, asynchronous)
+    graph = build_graph(seen, history.asynchronous(), streams=Streams.of(seen, history))
     waiting = frozenset(graph.waiting()) - dead
     explained = frozenset(Waiters.of(graph).waiting_for(dead)) - dead
     roots = tuple(
@@ -135,7 +135,8 @@ def _killed_by_mismatch(snapshot: Snapshot, history: History, first: Sequence[De
     dead = {death.rank for death in first}
     flights = [flight for rank in dead if rank in snapshot.states for flight in snapshot.states[rank].flights]
     groups = {flight.group for flight in flights if flight.group is not None}
-    mismatches = [root for root in find_mismatches(snapshot, history) if root.group in groups]
+    found = find_mismatches(snapshot, history, Streams.of(snapshot, history))
+    mismatches = [root for root in found if root.group in groups]
     if mismatches or not groups:
         return mismatches
     if any(death.is_exception and not _was_in_communication(snapshot, death.rank) for death in first):

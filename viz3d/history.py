@@ -108,31 +108,34 @@ class StoreHistory:
     store: Store
     attempt: Attempt
     _steps: dict[tuple[int, int], UsualSteps] = field(default_factory=dict)
-    _beside: frozenset[str] | None = None
+    _communication: tuple[frozenset[str], bool | None] | None = None
 
     def asynchronous(self) -> frozenset[str]:
         """Segments of communication whose exposed time is well below their duration."""
-        if self._beside is None:
-            self._beside = self._below()
-        return self._beside
-
-    def _below(self) -> frozenset[str]:
-        table = self.store.query(
-            f"""SELECT segment_name AS name FROM spans WHERE kind IN ('collective', 'p2p') AND duration_ns > 0
-                GROUP BY segment_name
-                HAVING sum(coalesce(exposed_ns, 0)) < {ASYNCHRONOUS_BELOW} * sum(duration_ns)""",
-            attempt=self.attempt,
-        )
-        return frozenset(str(name) for name in table["name"].to_pylist())
+        return self._how_it_communicates()[0]
 
     def runs_ahead(self) -> bool | None:
         """See `History`."""
-        rows = self.store.query(
-            "SELECT bool_or(clock = 'device') AS is_device FROM spans WHERE kind IN ('collective', 'p2p')",
-            attempt=self.attempt,
-        ).to_pylist()
-        known = rows[0]["is_device"]
-        return None if known is None else bool(known)
+        return self._how_it_communicates()[1]
+
+    def _how_it_communicates(self) -> tuple[frozenset[str], bool | None]:
+        """Segments that usually run beside work, and whether devices time any; one pass over all spans, once."""
+        if self._communication is None:
+            rows = self.store.query(
+                """SELECT segment_name AS name, bool_or(clock = 'device') AS is_device,
+                       sum(coalesce(exposed_ns, 0)) FILTER (duration_ns > 0) AS exposed_ns,
+                       sum(duration_ns) FILTER (duration_ns > 0) AS duration_ns
+                   FROM spans WHERE kind IN ('collective', 'p2p') GROUP BY segment_name""",
+                attempt=self.attempt,
+            ).to_pylist()
+            beside = (
+                str(row["name"])
+                for row in rows
+                if row["duration_ns"] and row["exposed_ns"] < ASYNCHRONOUS_BELOW * row["duration_ns"]
+            )
+            clocks = [bool(row["is_device"]) for row in rows if row["is_device"] is not None]
+            self._communication = frozenset(beside), any(clocks) if clocks else None
+        return self._communication
 
     def expected_issued(self, rank: int, step: int, group: int, sequence: int, other: int) -> int | None:
         """See `History`."""

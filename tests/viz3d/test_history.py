@@ -62,3 +62,8 @@ def test_what_is_not_known_is_none(history: StoreHistory) -> None:
 
 def test_operations_that_run_beside_work_expose_little(history: StoreHistory) -> None:
     assert history.asynchronous() == {"dp_reduce"}
+
+
+def test_what_the_host_times_runs_ahead_of_no_device(history: StoreHistory) -> None:
+    assert history.runs_ahead() is False
+    assert NoHistory().runs_ahead() is None
