@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..profiler.errors import MegascopeError
 from .keeper import BlockKeeper
 from .listing import Listing
-from .locks import FileLock
-from .manifest import FileEntry, Manifest, is_compactor_folder, read_manifest
+from .locks import Lock, acquire_lock
+from .manifest import FileEntry, Manifest, is_compactor_folder, read_manifest, write_manifest
 from .manifest_writer import GRACE_S, LOCK, WriterHeldError
+from .storage.object_path import ObjectPath
 
 QUIET_S = 60.0
 """A writer is gone if its lock is free and its manifest was not written for so long."""
@@ -54,7 +55,7 @@ class HeldBlock:
                     chosen.append(entry)
                     continue
                 if folder not in live:
-                    live[folder] = _hold(folder, stack)
+                    live[folder] = _hold(self.keeper.root, folder, stack)
                 if entry.path in live[folder]:
                     chosen.append(entry)
             yield chosen
@@ -77,10 +78,7 @@ def held_block(
             yield None
             return
         if not keeper.is_lock_real:
-            raise NoLocksError(
-                f"The file system of {root} keeps no locks, so nothing was merged or pruned: mount it with locks, or "
-                "run this on a copy of the store on another file system."
-            )
+            raise NoLocksError(_no_locks(root))
         listing.refresh()  # under the lock: nobody else changes what the compactor lists
         usable, owners = list(keeper.committed_files), {}
         for folder, manifest in listing.manifests().items():
@@ -122,19 +120,40 @@ def _is_gone(folder: Path, manifest: Manifest, quiet_s: float) -> bool:
     return lock is not None
 
 
-def _hold(folder: Path, stack: contextlib.ExitStack) -> frozenset[str]:
-    """Hold a writer; the paths that it lists then, and none where it is back or cannot be held."""
+def _no_locks(root: Path) -> str:
+    if isinstance(root, ObjectPath):
+        return (
+            f"The object store of {root} does not decide between two who create one object (If-None-Match), so nothing "
+            "was merged or pruned: use an S3 server that does, or a copy of the store in a folder."
+        )
+    return (
+        f"The file system of {root} keeps no locks, so nothing was merged or pruned: mount it with locks, or "
+        "run this on a copy of the store on another file system."
+    )
+
+
+def _hold(root: Path, folder: Path, stack: contextlib.ExitStack) -> frozenset[str]:
+    """Hold a writer; the paths that it lists then, and none where it is back or cannot be held.
+
+    In an object store it is given a new snapshot too, equal to its last one: a writer that slept for longer than its
+    lease lasts finds out with its next commit, and begins anew.
+    """
     lock = _real_lock(folder)
     if lock is None:
         return frozenset()
     stack.callback(lock.release)
     manifest = read_manifest(folder)
+    if manifest is not None and isinstance(root, ObjectPath):
+        try:
+            write_manifest(root, replace(manifest, snapshot=manifest.snapshot + 1))
+        except OSError:
+            return frozenset()
     return frozenset(entry.path for entry in manifest.files) if manifest is not None else frozenset()
 
 
-def _real_lock(folder: Path) -> FileLock | None:
+def _real_lock(folder: Path) -> Lock | None:
     with contextlib.suppress(OSError):
-        lock = FileLock.acquire(folder / LOCK)
+        lock = acquire_lock(folder / LOCK)
         if lock is None or lock.is_real:
             return lock
         lock.release()

@@ -15,6 +15,7 @@ from .compaction_plan import Limits
 from .listing import Listing
 from .manifest import is_compactor_folder
 from .mounts import is_local
+from .storage.object_path import ObjectPath
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +26,15 @@ MIN_FILES = 8
 def compact_if_alone(
     root: Path, min_files: int = MIN_FILES, should_stop: Callable[[], bool] = lambda: False
 ) -> CompactionReport | None:
-    """Compact a store that only agents of this host write; None for others, which `megascope prune` compacts.
+    """Compact a store that only agents of this host write; None for others, and in an object store, where the agents of
+    many hosts come and go: `megascope prune` compacts them.
 
     On a local file system a free lock tells that a writer is gone. Hosts of one name may share another one, where locks
     may not reach from one to the other: there, writers are gone after the usual time. Whatever fails is logged and left
     for later: it is a convenience. ``should_stop`` is asked before each merge and between its pieces.
     """
     try:
-        if not _is_alone(root):
+        if isinstance(root, ObjectPath) or not _is_alone(root):
             return None
         quiet_s = 0.0 if is_local(root) else QUIET_S
         report = compact(root, Limits(min_files=min_files), quiet_s=quiet_s, should_stop=should_stop)

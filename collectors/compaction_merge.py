@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from .manifest import FileEntry
 from .parquet import conform, last_moment, open_parquet, row_group_rows
 from .rollup import added_up
 from .schemas import TABLES, Table
+from .storage.object_files import register
+from .storage.object_path import ObjectPath
 from .views import NEWEST_ROW_OF, newest_rows
 
 MEMORY_LIMIT = "512MB"
@@ -26,6 +29,7 @@ SORT: Mapping[str, tuple[str, ...]] = {
     "steps": ("step", "rank"),
     "heartbeats": ("moment_ns", "rank"),
     "health": ("moment_ns", "host"),
+    "hardware_events": ("moment_ns", "host"),
     "clock_offsets": ("host", "moment_ns"),
     "in_flight": ("incident", "snapshot", "rank"),
     "runs": ("writer",),
@@ -54,6 +58,7 @@ class Merge:
         spill.mkdir(exist_ok=True)
         config = settings(spill=True) | {"temp_directory": str(spill), "memory_limit": MEMORY_LIMIT}
         self._connection = duckdb.connect(":memory:", config=config)
+        register(self._connection, root)
         self._files = by_version(root, entries)
 
     def __enter__(self) -> Merge:
@@ -127,7 +132,8 @@ def is_keyed(table: Table) -> bool:
 
 
 def free_bytes(root: Path) -> int:
-    """Room on the store's disk; a file system that does not tell has enough."""
+    """Room on the store's disk, where a merge is written; a file system that does not tell has enough."""
+    folder = tempfile.gettempdir() if isinstance(root, ObjectPath) else root
     with contextlib.suppress(OSError):
-        return shutil.disk_usage(root).free
+        return shutil.disk_usage(folder).free
     return 2**62

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from ..profiler.errors import MegascopeError, UsageError
 from .evolution import identifier
+from .storage.remote import UnreachableError
 
 _HUGEINT = pa.decimal128(38, 0)
 
@@ -62,6 +64,7 @@ def plain_integers(table: pa.Table) -> pa.Table:
     return table
 
 
+_RAISED = re.compile(r"^\w+Error: .*$", re.MULTILINE)
 _READ_ERRORS = (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException)
 
 
@@ -77,8 +80,14 @@ def is_read_error(error: duckdb.Error) -> bool:
 
 def query_error(error: duckdb.Error) -> MegascopeError:
     """What a user is told about a failed query, in one sentence."""
-    message = " ".join(str(error).split("\n\n")[0].split("LINE ")[0].split())
-    if isinstance(error, duckdb.IOException) and ".parquet" in message and "No such file" in message:
+    text = str(error)
+    if raised := _RAISED.findall(text):  # by what reads an object store: DuckDB tells the whole traceback
+        text = raised[-1]
+    message = " ".join(text.split("\n\n")[0].split("LINE ")[0].split())
+    if UnreachableError.__name__ in message:
+        return MegascopeError(f"The query failed ({message.partition(': ')[2]}): try again once the store answers.")
+    is_gone = isinstance(error, duckdb.IOException) and "No such file" in message
+    if ".parquet" in message and (is_gone or message.startswith("FileNotFoundError")):
         return MegascopeError(
             f"A file went while it was read ({message}): the store was compacted meanwhile, so run it again, and prune "
             "with a longer --grace where it takes longer than that."

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+from .storage.object_path import ObjectPath
+
+_numbers = itertools.count()
 
 Stage = Callable[[str], AbstractContextManager[Any]]
 
@@ -21,8 +27,10 @@ def write_durably(
 
     The temporary name ends in ``.tmp``: DuckDB's globs do read names with a leading dot or underscore. On an error
     (OSError: full disk, no permission) the temporary file is removed and nothing is seen of it, unless it was only the
-    rename that could not be forced to disk: then ``path`` is there.
+    rename that could not be forced to disk: then ``path`` is there. Into an object store the file is put as a whole.
     """
+    if isinstance(path, ObjectPath):
+        return _put_whole(path, write, stage)
     temporary = path.with_name(path.name + ".tmp")
     try:
         with stage("write"):
@@ -37,6 +45,31 @@ def write_durably(
     with stage("sync"):
         sync_folder(path.parent)
     return size
+
+
+def _put_whole(path: ObjectPath, write: Callable[[Path], None], stage: Stage) -> int:
+    """Let ``write`` fill a file of this machine, and put it: nobody ever sees a part of an object."""
+    with tempfile.TemporaryDirectory(prefix="megascope-put-") as folder:
+        temporary = Path(folder, "content")
+        with stage("write"):
+            write(temporary)
+        size = temporary.stat().st_size
+        with stage("rename"):
+            path.put_file(temporary)
+    return size
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a small file that a crash may lose in place of what is there: nobody sees half of it, nothing is forced."""
+    if isinstance(path, ObjectPath):
+        path.write_text(text)
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def place_durably(temporary: Path, path: Path) -> None:
@@ -66,7 +99,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """Create a folder and its parents; each new entry is forced to disk."""
+    """Create a folder and its parents; each new entry is forced to disk. In an object store there are none."""
+    if isinstance(folder, ObjectPath):
+        return
     missing = []
     while not folder.is_dir():
         missing.append(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from ..profiler.errors import MegascopeError
 from .durable import make_folders, write_durably
 from .manifest import FileEntry, Manifest, Pruned, compactor_name, data_folder, quote_name
 from .manifest_writer import GRACE_S, Key, ManifestWriter
+from .storage.object_path import ObjectPath
 
 SPILL = "spill.tmp"
 
@@ -24,6 +27,10 @@ class BlockKeeper(ManifestWriter):
     def __init__(self, root: Path, run: str, attempt: int, block: str, *, grace_s: float = GRACE_S) -> None:
         super().__init__(root, compactor_name(run, attempt, block), grace_s=grace_s)
         self.block = (run, attempt, block)
+        is_object = isinstance(self.root, ObjectPath)
+        self._spill_beside = (
+            Path(tempfile.gettempdir(), f"megascope-spill-{secrets.token_hex(8)}") if is_object else None
+        )
         self._committed = (frozenset(self._replaces), self._pruned)
         try:
             self.check_whole()
@@ -41,7 +48,7 @@ class BlockKeeper(ManifestWriter):
     @property
     def spill(self) -> Path:
         """A folder for what does not fit into memory; the next holder of the lock deletes what a kill leaves in it."""
-        return self._folder / SPILL
+        return self._spill_beside or self._folder / SPILL
 
     @property
     def is_lock_real(self) -> bool:

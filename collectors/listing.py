@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from .manifest import (
     FileEntry,
     Manifest,
     Pruned,
-    is_compactor_folder,
-    manifest_folders,
+    newest_snapshots,
     read_manifest,
-    snapshot_numbers,
 )
+from .storage.object_path import ObjectPath
+
+READERS = 16
+"""Manifests of an object store that are read at the same time: each is a request that waits for its answer."""
 
 
 class Listing:
@@ -38,9 +41,9 @@ class Listing:
 
     def refresh(self) -> None:
         """Take over what was committed since; cheap when nothing was."""
-        writers = [folder for folder in manifest_folders(self._root) if not is_compactor_folder(folder)]
+        writers = newest_snapshots(self._root, of_compactors=False)
         changed = self._refresh(writers)
-        compactors = [folder for folder in manifest_folders(self._root) if is_compactor_folder(folder)]
+        compactors = newest_snapshots(self._root, of_compactors=True)
         changed |= self._refresh(compactors)
         for folder in set(self._manifests) - {*writers, *compactors}:
             del self._manifests[folder]
@@ -53,18 +56,20 @@ class Listing:
         """The newest readable snapshot of every writer by its folder, those of the compactors too."""
         return {folder: manifest for folder, (_, manifest) in self._manifests.items() if manifest is not None}
 
-    def _refresh(self, folders: Iterable[Path]) -> bool:
-        changed = False
-        for folder in folders:
-            number = max(snapshot_numbers(folder), default=0)
-            if self._manifests.get(folder, (-1, None))[0] != number:
-                self._take(folder, number)
-                changed = True
-        return changed
+    def _refresh(self, newest: Mapping[Path, int]) -> bool:
+        known = {folder: number for folder, (number, _) in self._manifests.items()}
+        changed = [folder for folder, number in newest.items() if known.get(folder, -1) != number]
+        if isinstance(self._root, ObjectPath) and len(changed) > 1:
+            with ThreadPoolExecutor(READERS) as pool:
+                manifests = list(pool.map(read_manifest, changed, (newest[folder] for folder in changed)))
+        else:
+            manifests = [read_manifest(folder, newest[folder]) for folder in changed]
+        for folder, manifest in zip(changed, manifests, strict=True):
+            self._take(folder, newest[folder], manifest)
+        return bool(changed)
 
-    def _take(self, folder: Path, newest: int) -> None:
-        """Read a writer's newest snapshot; where it cannot be read, an older one is shown in its place."""
-        manifest = read_manifest(folder)
+    def _take(self, folder: Path, newest: int, manifest: Manifest | None) -> None:
+        """Take over a writer's newest snapshot; where it cannot be read, an older one is shown in its place."""
         self._manifests[folder] = (newest, manifest)
         self.unreadable.pop(folder, None)
         if newest and (manifest is None or manifest.snapshot < newest):

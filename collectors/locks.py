@@ -1,4 +1,4 @@
-"""Locks between processes of a host that no crash leaves behind."""
+"""Locks between processes that no crash leaves behind: on files, and leases in an object store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from typing import Protocol
+
+from .storage.lease import Lease
+from .storage.object_path import ObjectPath
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+class Lock(Protocol):
+    """What `acquire_lock` gives. ``is_real`` is False where it keeps nobody away."""
+
+    is_real: bool
+
+    def release(self, *, delete: bool = False) -> None:
+        """Give it free."""
+
+
+def acquire_lock(path: Path) -> Lock | None:
+    """The lock at a path, or None where somebody holds it. OSError where it cannot be made."""
+    return Lease.acquire(path) if isinstance(path, ObjectPath) else FileLock.acquire(path)
 
 
 class FileLock:

@@ -15,8 +15,16 @@ from urllib.parse import quote
 
 from ..profiler.topology import stable_id
 from .durable import make_folders, write_durably
+from .manifest_entries import FileEntry, Pruned, Retired, order_of
 from .marker import newer_schema
 from .schemas import SCHEMA_VERSION, TABLES
+from .storage.object_path import ObjectPath
+
+__all__ = [
+    "COMPACTOR", "KEPT_SNAPSHOTS", "MANIFESTS", "MANIFEST_VERSION", "FileEntry", "Manifest", "Pruned", "Retired",
+    "SupersededError", "compactor_name", "data_folder", "is_compactor_folder", "manifest_folder", "manifest_folders",
+    "manifest_text", "newest_snapshots", "quote_name", "read_manifest", "snapshot_numbers", "write_manifest",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -27,83 +35,9 @@ KEPT_SNAPSHOTS = 5
 MAX_NAME_BYTES = 180
 
 _SNAPSHOT_NAME = re.compile(r"(\d{12})\.json")
-_FILE_NAME = re.compile(r".*-(\d{12})(?:-\d+)?\.parquet")
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One live file: ``path`` is relative to the store and uses '/'; ``max_ns`` (UTC) is its last moment, if any.
-
-    A file's name is WRITER-ORDER-NUMBER.parquet. Of two files of a writer the one with the higher order is newer; a
-    merged file has the order of the newest that went into it. So a list sorted by name is sorted by age.
-
-    ``committed_ns`` (UTC) is when its newest rows came to the store. ``sealed``: its writer merges it no more, so that
-    the compactor may replace it. ``level``: the one length of windows in a compacted file of ``rank_windows``.
-    ``schema`` is the version of the tables that it was written with.
-    """
-
-    path: str
-    table: str
-    run: str
-    attempt: int
-    block: str
-    rows: int
-    size_bytes: int
-    max_ns: int | None = None
-    committed_ns: int | None = None
-    sealed: bool = False
-    level: int | None = None
-    schema: int = 1
-
-    @property
-    def order(self) -> int:
-        """Place in the order of age among the files of the same writer."""
-        return _order(self.path)
-
-
-def _order(path: str) -> int:
-    match = _FILE_NAME.fullmatch(path)
-    return int(match[1]) if match else 0
 
 
 _ENTRY_FIELDS = frozenset(field.name for field in fields(FileEntry))
-
-
-@dataclass(frozen=True, slots=True)
-class Retired:
-    """A file that a newer one replaced at ``retired_ns`` (UTC); it is deleted once no reader can still use it."""
-
-    path: str
-    retired_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was deleted of an attempt's table to keep the store small; of ``rank_windows``, one length of windows.
-
-    ``level`` is that length, None for other tables.
-    ``until_ns`` is the last moment (UTC) and ``last_step`` the last step that were deleted, where they are known.
-    """
-
-    run: str
-    attempt: int
-    table: str
-    level: int | None
-    files: int
-    rows: int
-    size_bytes: int
-    until_ns: int | None
-    last_step: int | None
-
-    def __add__(self, other: Pruned) -> Pruned:
-        """Both together, of the same attempt, table and level."""
-        moments = [moment for moment in (self.until_ns, other.until_ns) if moment is not None]
-        steps = [step for step in (self.last_step, other.last_step) if step is not None]
-        return Pruned(
-            self.run, self.attempt, self.table, self.level,
-            files=self.files + other.files, rows=self.rows + other.rows, size_bytes=self.size_bytes + other.size_bytes,
-            until_ns=max(moments, default=None), last_step=max(steps, default=None),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +99,51 @@ def _plain(entry: FileEntry | Retired | Pruned) -> dict[str, Any]:
     return {each.name: getattr(entry, each.name) for each in fields(entry)}
 
 
+class SupersededError(OSError):
+    """Another process has written a snapshot of this writer since: its state in this process is out of date."""
+
+
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write a snapshot atomically and drop the writer's oldest ones.
 
     OSError: it was not renamed, and nobody sees it. Once it was, readers may have seen it, so that nothing that goes
-    wrong afterwards is an error.
+    wrong afterwards is an error. In an object store a lost answer may hide that it was written; there a snapshot never
+    takes the place of another one: SupersededError.
     """
     folder = manifest_folder(root, manifest.writer)
+    text = manifest_text(manifest)
+    if isinstance(folder, ObjectPath):
+        _create_snapshot(folder, manifest.snapshot, text)
+        return
     make_folders(folder)
+    path = folder / f"{manifest.snapshot:012d}.json"
+    try:
+        write_durably(path, lambda temporary: _write_text(temporary, text))
+    except OSError as error:
+        if not path.exists():
+            raise
+        log.warning("%s was written, but not yet forced to disk (%s).", path, error)
+    with contextlib.suppress(OSError):
+        for number in snapshot_numbers(folder)[KEPT_SNAPSHOTS:]:
+            (folder / f"{number:012d}.json").unlink(missing_ok=True)
+
+
+def _create_snapshot(folder: ObjectPath, number: int, text: str) -> None:
+    path = folder / f"{number:012d}.json"
+    is_ours = path.create(text.encode())
+    numbers = snapshot_numbers(folder) or [number]
+    # One that others have left behind so far that its number is free again is found by the numbers above it.
+    if not is_ours or numbers[0] > number:
+        if is_ours:
+            path.unlink(missing_ok=True)
+        raise SupersededError(f"another process wrote snapshot {numbers[0]} in {folder}")
+    with contextlib.suppress(OSError):
+        for old in numbers[KEPT_SNAPSHOTS:]:
+            (folder / f"{old:012d}.json").unlink(missing_ok=True)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """A snapshot as it is written."""
     document = {
         "version": MANIFEST_VERSION,
         "schema": SCHEMA_VERSION,
@@ -187,17 +158,7 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
         document |= {"replaces": manifest.replaces, "pruned": [_plain(each) for each in manifest.pruned]}
     if manifest.has_gap:
         document["has_gap"] = True
-    text = json.dumps(document, separators=(",", ":"))
-    path = folder / f"{manifest.snapshot:012d}.json"
-    try:
-        write_durably(path, lambda temporary: _write_text(temporary, text))
-    except OSError as error:
-        if not path.exists():
-            raise
-        log.warning("%s was written, but not yet forced to disk (%s).", path, error)
-    with contextlib.suppress(OSError):
-        for number in snapshot_numbers(folder)[KEPT_SNAPSHOTS:]:
-            (folder / f"{number:012d}.json").unlink(missing_ok=True)
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -205,16 +166,41 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def snapshot_numbers(folder: Path) -> list[int]:
-    """Numbers of the snapshots in a writer's folder, the highest first."""
-    matches = (_SNAPSHOT_NAME.fullmatch(path.name) for path in folder.iterdir())
+    """Numbers of the snapshots in a writer's folder, the highest first; none where there is no such folder."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    matches = map(_SNAPSHOT_NAME.fullmatch, names)
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def newest_snapshots(root: Path, *, of_compactors: bool) -> dict[Path, int]:
+    """The highest number of a snapshot (0: none) in the folder of each writer, or of each compactor."""
+    found: dict[Path, int] = {}
+    if isinstance(root, ObjectPath):  # all in one listing: a request for each writer would take too long
+        for path, _ in (root / MANIFESTS).files():
+            match = _SNAPSHOT_NAME.fullmatch(path.name)
+            if is_compactor_folder(path.parent) == of_compactors:
+                found[path.parent] = max(found.get(path.parent, 0), int(match[1]) if match else 0)
+        return found
+    for folder in manifest_folders(root):
+        if is_compactor_folder(folder) == of_compactors:
+            found[folder] = max(snapshot_numbers(folder), default=0)
+    return found
+
+
+def read_manifest(folder: Path, newest: int = 0) -> Manifest | None:
     """The highest-numbered snapshot of a writer that parses; None if there is none.
 
-    Raises MegascopeError where it is of a newer schema than this version of megascope knows.
+    ``newest`` is its number, where the caller has just looked. Raises MegascopeError where it is of a newer schema than
+    this version of megascope knows.
     """
+    if newest:
+        with contextlib.suppress(FileNotFoundError):
+            manifest = _parse(folder / f"{newest:012d}.json", newest)
+            if manifest is not None:
+                return manifest
     for _ in range(3):  # a live writer may drop the snapshots listed here before they are opened
         numbers = snapshot_numbers(folder)
         for number in numbers:
@@ -238,7 +224,7 @@ def _parse(path: Path, number: int) -> Manifest | None:
         files = tuple(_entry(values) for values in document["files"])
         retired = tuple(Retired(**entry) for entry in document["retired"])
         writer, state = str(document["writer"]), dict(document["state"])
-        known = [number, int(document.get("order", 0)), *(_order(path) for path in _paths(files, retired))]
+        known = [number, int(document.get("order", 0)), *(order_of(path) for path in _paths(files, retired))]
         replaces = tuple(str(path) for path in document.get("replaces", ()))
         pruned = tuple(Pruned(**each) for each in document.get("pruned", ()))
         has_gap = bool(document.get("has_gap", False))
@@ -273,6 +259,8 @@ def _is_local(path: str) -> bool:
 def manifest_folders(root: Path) -> Iterator[Path]:
     """The folders of all writers of a store, in a fixed order."""
     folder = root / MANIFESTS
-    if folder.is_dir():
+    if isinstance(folder, ObjectPath):
+        yield from (path for path, is_folder in folder.listed() if is_folder)
+    elif folder.is_dir():
         with os.scandir(folder) as entries:
             yield from sorted(Path(entry.path) for entry in entries if entry.is_dir())

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import shutil
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..profiler.errors import MegascopeError
 from .durable import make_folders
-from .locks import FileLock
+from .locks import acquire_lock
 from .manifest import (
     FileEntry,
     Manifest,
     Retired,
+    SupersededError,
     compactor_name,
     data_folder,
     is_compactor_folder,
     manifest_folder,
+    manifest_text,
     quote_name,
     read_manifest,
     snapshot_numbers,
     write_manifest,
 )
 from .marker import write_marker
-from .schemas import SCHEMA_VERSION
+from .storage.address import store_path
+from .storage.object_path import ObjectPath
+from .writer_files import read_own, remove_left_over, remove_orphans, stamped, torn_sentence
 
 GRACE_S = 600.0
 """A replaced file stays this long, so that readers of an older manifest can finish, be it a long export."""
@@ -59,20 +62,20 @@ class ManifestWriter:
     """
 
     def __init__(self, root: Path, writer: str, *, grace_s: float = GRACE_S) -> None:
-        self.root, self.writer, self.grace_s = Path(root), writer, grace_s
+        self.root, self.writer, self.grace_s = store_path(root), writer, grace_s
         write_marker(self.root)
         self._folder = manifest_folder(self.root, writer)
         make_folders(self._folder)
-        lock = FileLock.acquire(self._folder / LOCK)
+        lock = acquire_lock(self._folder / LOCK)
         if lock is None:
             raise WriterHeldError(
                 f"Another process holds the name {writer!r} in {self.root}: a compaction does so for a moment, so try "
                 "again; a second writer has to end, or use another name."
             )
         self._lock = lock
-        _remove_left_over(self._folder)
+        remove_left_over(self._folder)
         self.snapshot = max(snapshot_numbers(self._folder), default=0)
-        manifest = _read_own(self._folder, writer, self.snapshot)
+        manifest = read_own(self._folder, writer, self.snapshot)
         self.is_whole = manifest.snapshot == self.snapshot
         self._has_gap = manifest.has_gap or not self.is_whole
         self.state: Mapping[str, Any] = manifest.state
@@ -83,6 +86,10 @@ class ManifestWriter:
         self._staged: dict[str, FileEntry] = {}
         self._replaced: set[str] = set()
         self._offered: _Offer | None = None
+        # Snapshots of the next number whose answers were lost, by their text: one may be in the object store by now.
+        self._unsure: dict[str, _Offer] = {}
+        # Objects that may have been written and are not listed: deleted once a snapshot says that they will never be.
+        self._strays: set[str] = set()
         # Files of our own that a compactor has replaced: never merged again, and dropped with the next commit.
         self._compacted: set[str] = set()
         self._compactors: dict[tuple[str, int, str], int] = {}
@@ -112,7 +119,8 @@ class ManifestWriter:
     def rollback(self) -> None:
         """Forget what is staged, and delete it unless the newest snapshot on the disk lists it."""
         self._settle()
-        for path in self._staged if self._offered is None else ():
+        unsure = {path for offer in self._unsure.values() for path in offer.live}
+        for path in self._staged.keys() - unsure if self._offered is None else ():
             with contextlib.suppress(OSError):
                 (self.root / path).unlink(missing_ok=True)
         self._staged, self._replaced = {}, set()
@@ -125,24 +133,68 @@ class ManifestWriter:
     def publish(self, state: Mapping[str, Any] | None = None) -> int:
         """Make what is staged valid in a new snapshot, without what was replaced; return the snapshot's number.
 
-        On OSError nothing has changed for readers, and the same call may be tried again.
+        On OSError nothing has changed for readers, and the same call may be tried again. In an object store a lost
+        answer may hide that it has; then the next call finds that out and takes it back in its own snapshot.
+        Raises SupersededError there once another process has written this manifest: open the writer again.
         """
+        while True:
+            offer = self._offer(state)
+            try:
+                self._publish(offer)
+            except SupersededError:
+                if not self._take_back():
+                    raise
+            else:
+                return self.snapshot
+
+    def _offer(self, state: Mapping[str, Any] | None) -> _Offer:
         now = time.time_ns()
         gone = {path: Retired(path, now) for path in self._replaced | self._compacted if path in self._live}
         kept = {path: entry for path, entry in self._live.items() if path not in gone}
-        live = kept | {path: _stamped(entry, now) for path, entry in self._staged.items()}
+        live = kept | {path: stamped(entry, now) for path, entry in self._staged.items()}
         retired = self._delete_expired(now) | gone
         manifest = Manifest(
             self.writer, self.snapshot + 1, tuple(live.values()), tuple(retired.values()),
             self.state if state is None else state, self._order, tuple(sorted(self._replaces)), self._pruned,
             self._has_gap,
         )  # fmt: skip
-        self._offered = _Offer(manifest, live, retired)
+        return _Offer(manifest, live, retired)
+
+    def _publish(self, offer: _Offer) -> None:
+        if isinstance(self.root, ObjectPath):
+            text = manifest_text(offer.manifest)
+            self._unsure[text] = offer
+            try:
+                write_manifest(self.root, offer.manifest)
+            except SupersededError:
+                del self._unsure[text]
+                raise
+            self._adopt(offer)
+            return
+        self._offered = offer
         try:
-            write_manifest(self.root, manifest)
+            write_manifest(self.root, offer.manifest)
         finally:
             self._settle()
-        return self.snapshot
+
+    def _take_back(self) -> bool:
+        """Whether the snapshot in the way is one of our own whose answer was lost: its files are on their way out then.
+
+        Their rows were not taken for written, so that they are in what is offered next. What a compactor replaced is
+        replaced for good, since the writers of those files may have dropped them.
+        """
+        newest = max(snapshot_numbers(self._folder), default=0)
+        if newest != self.snapshot + 1 or is_compactor_folder(self._folder):
+            return False
+        landed = self._unsure.get((self._folder / f"{newest:012d}.json").read_text())
+        if landed is None:
+            return False
+        now = time.time_ns()
+        lost = landed.live.keys() - self._live.keys() - self._staged.keys()
+        self._retired |= {path: Retired(path, now) for path in lost}
+        self.snapshot = newest
+        self._unsure.clear()
+        return True
 
     def _settle(self) -> None:
         """Take over what was offered, if it is on the disk: whatever was raised since, readers may have seen it."""
@@ -156,11 +208,21 @@ class ManifestWriter:
             return
         except OSError:  # nobody knows: nothing of it is deleted, and the next commit writes the same number again
             return
+        self._adopt(offer)
+
+    def _adopt(self, offer: _Offer) -> None:
+        """Go on from a snapshot that is valid now."""
         self.snapshot, self.state, self._live = offer.manifest.snapshot, offer.manifest.state, offer.live
         self._retired = offer.retired
         self._staged, self._replaced, self._compacted = {}, set(), set()
         self._taken(offer.manifest)
         self._offered = None
+        self._unsure.clear()
+        self._strays -= self._live.keys() | self._retired.keys()
+        with contextlib.suppress(OSError):
+            for path in sorted(self._strays):
+                (self.root / path).unlink(missing_ok=True)
+                self._strays.discard(path)
 
     def _taken(self, manifest: Manifest) -> None:
         """For what derives from this: a snapshot is valid now."""
@@ -173,7 +235,7 @@ class ManifestWriter:
         self._looked_at = now
         for block in {(entry.run, entry.attempt, entry.block) for entry in self._live.values()}:
             folder = manifest_folder(self.root, compactor_name(*block))
-            newest = max(snapshot_numbers(folder), default=0) if folder.is_dir() else 0
+            newest = max(snapshot_numbers(folder), default=0)
             if newest != self._compactors.get(block, 0):
                 manifest = read_manifest(folder)
                 self._compactors[block] = newest
@@ -192,6 +254,10 @@ class ManifestWriter:
 
     def _new_path(self, key: Key, order: int) -> str:
         stem = f"{data_folder(*key)}/{quote_name(self.writer)}-{order:012d}"
+        if isinstance(self.root, ObjectPath):  # a name that needs no look whether it is free
+            path = f"{stem}-{secrets.randbelow(10**9):09d}.parquet"
+            self._strays.add(path)
+            return path
         return next(path for number in range(10**6) if not (self.root / (path := f"{stem}-{number}.parquet")).exists())
 
     def _retire(self, entries: Iterable[FileEntry]) -> None:
@@ -213,17 +279,9 @@ class ManifestWriter:
         return kept
 
     def _remove_orphans(self, pattern: str) -> None:
-        """Delete what an earlier incarnation of this writer staged and did not live to commit.
-
-        Where a manifest could not be read once, nobody knows which files those are: they all stay, in later
-        incarnations too. Temporary files are never listed.
-        """
-        name = re.compile(re.escape(quote_name(self.writer)) + r"-\d{12}(-\d+)?\.parquet(\.tmp)?")
-        for path in self.root.glob(pattern):
-            match, relative = name.fullmatch(path.name), path.relative_to(self.root).as_posix()
-            is_free = match is not None and (match[2] is not None or not self._has_gap)
-            if is_free and relative not in self._live and relative not in self._retired:
-                path.unlink(missing_ok=True)
+        """Delete what an earlier incarnation of this writer staged and did not live to commit."""
+        listed = self._live.keys() | self._retired.keys()
+        remove_orphans(self.root, self.writer, pattern, listed, has_gap=self._has_gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,42 +293,6 @@ class _Offer:
     retired: dict[str, Retired]
 
 
-def torn_sentence(folder: Path, newest: int) -> str:
-    """What to do about a newest manifest that cannot be read."""
-    return (
-        f"{folder / f'{newest:012d}.json'} cannot be read, so the files of this writer are left as they are: put it "
-        "back from a copy of the store, or delete it to give up the files that only it lists."
-    )
-
-
-def _remove_left_over(folder: Path) -> None:
-    """Delete what an earlier holder of the lock wrote for the time being, and was killed over."""
-    for path in folder.glob("*.tmp"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def key_of(entry: FileEntry) -> Key:
     """Table, run, attempt and block of a file."""
     return entry.table, entry.run, entry.attempt, entry.block
-
-
-def _stamped(entry: FileEntry, now: int) -> FileEntry:
-    """A staged file as it is listed: with its moment, which a merged file has from what went into it."""
-    return replace(entry, committed_ns=entry.committed_ns or now, schema=SCHEMA_VERSION)
-
-
-def _read_own(folder: Path, writer: str, newest: int) -> Manifest:
-    """The last snapshot of a writer, or one without files where it has none yet.
-
-    Raises MegascopeError where there are snapshots and none can be read: its files would be taken for left-overs.
-    """
-    manifest = read_manifest(folder)
-    if manifest is None and newest:
-        raise MegascopeError(
-            f"None of the manifests in {folder} can be read: put one back from a copy of the store, or remove the "
-            "folder to give up the files that they list."
-        )
-    return manifest or Manifest(writer, 0)

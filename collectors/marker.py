@@ -10,6 +10,7 @@ from ..profiler.errors import MegascopeError
 from .durable import make_folders, write_durably
 from .locks import FileLock
 from .schemas import SCHEMA_VERSION
+from .storage.object_path import ObjectPath
 
 MARKER = "_megascope.json"
 
@@ -28,6 +29,8 @@ def write_marker(root: Path) -> None:
     """
     make_folders(root)
     text = json.dumps({"schema": SCHEMA_VERSION}) + "\n"
+    if isinstance(root, ObjectPath) and _marked_version(root) != SCHEMA_VERSION:
+        (root / MARKER).write_text(text)  # whoever comes second puts the same
     while _marked_version(root) != SCHEMA_VERSION:
         lock = FileLock.acquire(root / f"{MARKER}.lock")  # many agents may begin a store at the same moment
         if lock is None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from .storage.object_path import ObjectPath
+
 MOUNTS = Path("/proc/self/mountinfo")
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "ramfs", "bcachefs"})
@@ -14,6 +16,8 @@ LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs
 
 def is_local(folder: Path) -> bool:
     """Whether a folder is on a file system that no other machine can write; False where that cannot be told."""
+    if isinstance(folder, ObjectPath):
+        return False
     try:
         found = mount_type(folder.resolve(), MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 
 from ..profiler.errors import MegascopeError
 from .schemas import Table
+from .storage.object_files import open_object
+from .storage.object_path import ObjectPath
 
 ROW_GROUP_ROWS = 128 * 1024
 WINDOW_GROUP_ROWS = 32 * 1024
@@ -36,6 +38,7 @@ _SORT: Mapping[str, tuple[str, ...]] = {
     "steps": ("step", "rank"),
     "heartbeats": ("moment_ns", "rank"),
     "health": ("moment_ns",),
+    "hardware_events": ("moment_ns",),
     # Coarse windows apart from fine ones, so that a view over all steps passes over the many fine ones.
     "rank_windows": ("window_steps", "segment", "first_step", "rank"),
 }
@@ -141,7 +144,7 @@ def write_parquet(rows: pa.Table, path: Path) -> None:
 
 def read_parquet(path: Path) -> pa.Table:
     """All rows of one file. Raises OSError or pa.ArrowException where it is missing or damaged."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(open_object(path) if isinstance(path, ObjectPath) else path) as file:
         return file.read()
 
 

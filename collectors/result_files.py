@@ -11,6 +11,7 @@ from typing import Any
 
 from ..profiler.errors import MegascopeError
 from .durable import make_folders, write_durably
+from .storage.address import store_path
 
 SCHEMA = 1
 
@@ -39,7 +40,7 @@ MFU_CURVE = ResultKind(
 def write_result(store: Path, kind: ResultKind, result: Mapping[str, Any]) -> Path:
     """Write a result, which says in ``started_ns`` when it was begun, whole or not at all; its path. Raises OSError."""
     moment = datetime.fromtimestamp(result["started_ns"] / 1e9, UTC)
-    folder = store / kind.folder
+    folder = store_path(store) / kind.folder
     make_folders(folder)
     path = folder / f"{moment:%Y%m%dT%H%M%S.%fZ}.json"
     text = json.dumps(result, allow_nan=False) + "\n"

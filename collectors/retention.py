@@ -21,6 +21,8 @@ from .manifest import FileEntry, Pruned
 from .manifest_writer import GRACE_S
 from .retention_beside import beside_tables, delete_beside, is_beside, is_quiet, pruned_beside
 from .retention_plan import Retention, choose
+from .storage.object_files import open_object
+from .storage.object_path import ObjectPath
 from .sweeping import unwritable_sentence
 
 _STEP_COLUMNS = ("step", "first_step")
@@ -143,7 +145,7 @@ def _pruned(root: Path, entry: FileEntry) -> Pruned:
 def _last_step(path: Path, level: int | None) -> int | None:
     """The last step in a file, from its footer; None where it has none."""
     try:
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(open_object(path) if isinstance(path, ObjectPath) else path)
     except (OSError, pa.ArrowException):
         return None
     names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]

@@ -1,4 +1,4 @@
-"""What lies beside the tables of an attempt: dumps, told alarms, claims; deleted within the limits of the raw data."""
+"""What lies beside the tables of an attempt: dumps, alarms, claims, logs; deleted within the limits of the raw data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from .diagnosing import FOLDER as DIAGNOSES
 from .dumps import STORED as DUMPS
 from .manifest import FileEntry, Pruned
 from .phases import FOLDER as PHASES
+from .storage.object_path import ObjectPath
 
-FOLDERS = (DUMPS, ALARMS, DIAGNOSES, PHASES)
+SUPERVISOR = "_supervisor"
+"""Folder of the logs of supervised ranks. What a run keeps there for itself, as its fences, stays."""
+
+FOLDERS = (DUMPS, ALARMS, DIAGNOSES, PHASES, SUPERVISOR)
 """Folders of the store; each has folders of run and attempt, and nobody lists their files in a manifest."""
 
 _NUMBER = re.compile(r"attempt=(\d+)")
@@ -58,6 +62,8 @@ def _entry(root: Path, name: str, folder: Path) -> FileEntry | None:
 
 
 def _files(folder: Path) -> list[os.stat_result]:
+    if isinstance(folder, ObjectPath):
+        return [state for _, state in folder.files()]
     found = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -77,7 +83,10 @@ def delete_beside(root: Path, entries: Sequence[FileEntry]) -> list[Pruned]:
     gone = []
     for entry in entries:
         folder = root / entry.path
-        shutil.rmtree(folder)
+        if isinstance(folder, ObjectPath):
+            folder.remove_all()
+        else:
+            shutil.rmtree(folder)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()
         gone.append(pruned_beside(entry))

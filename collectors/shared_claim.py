@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .durable import make_folders
+from .storage.object_path import ObjectPath
 
 LEASE_S = 30.0
 """A claim that nobody renewed for so long is free again. Who waits counts by a clock of its own."""
@@ -68,6 +69,13 @@ class SharedClaim:
             with contextlib.suppress(OSError):
                 own.write_text(_FREE, encoding="utf-8")
 
+    @staticmethod
+    def set_free(path: Path) -> None:
+        """Free what a process held that is known to be gone; ``path`` is its file. OSError where that is gone too."""
+        with path.open("r+", encoding="utf-8") as file:
+            file.truncate()
+            file.write(_FREE)
+
     def _newest(self) -> Path | None:
         return max(self._folder.glob(f"{self._name}.claim-*"), key=_number, default=None)
 
@@ -85,10 +93,7 @@ class SharedClaim:
     def _make(self, before: Path | None) -> bool:
         make_folders(self._folder)
         path = self._folder / f"{self._name}.claim-{_number(before) + 1:06d}"
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(self._holder)
-        except FileExistsError:
+        if not _created(path, self._holder):
             return False
         self._own, self._renewed = path, self._clock()
         for old in self._folder.glob(f"{self._name}.claim-*"):
@@ -99,7 +104,22 @@ class SharedClaim:
     def _renew(self) -> None:
         if self._own is not None and self._clock() - self._renewed >= self._lease_s / 5:
             self._renewed = self._clock()
-            os.utime(self._own)
+            if isinstance(self._own, ObjectPath):
+                self._own.write_text(self._holder)
+            else:
+                os.utime(self._own)
+
+
+def _created(path: Path, holder: str) -> bool:
+    """Whether a file that was not there is there now, of this holder."""
+    if isinstance(path, ObjectPath):
+        return path.create(holder.encode())
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(holder)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _number(path: Path | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,17 @@ from .duck import as_duckdb_error, connect, is_read_error, plain_integers, query
 from .evolution import ByVersion, by_version, identifier
 from .files import DamagedFile, FileChecker
 from .listing import Listing
-from .manifest import FileEntry, Pruned, manifest_folders
-from .marker import check_marker
+from .manifest import FileEntry, Pruned
 from .schemas import TABLES
+from .storage.object_files import register
+from .storage.remote import UnreachableError
+from .store_root import CATALOG, find_store, is_named, unreachable, write_catalog
 from .views import ViewSource, view_statements
 
 __all__ = ["CATALOG", "Attempt", "Store"]
 
-CATALOG = "catalog.duckdb"
+log = logging.getLogger(__name__)
+
 
 _RANK_COLUMNS = frozenset(column.name for column in TABLES["ranks"].columns)
 
@@ -48,8 +51,7 @@ class Store:
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
-        self._check_root()
+        self.root = find_store(root)
         self._lock = threading.RLock()
         self._checker = FileChecker(self.root)
         self._listing = Listing(self.root)
@@ -58,6 +60,7 @@ class Store:
         self._views: dict[tuple[str, int] | None, _Views] = {}
         self._attempts: tuple[tuple[Any, ...], list[Attempt]] | None = None
         self._connection = connect()
+        register(self._connection, self.root)
         self.refresh()
         if not self._listing.entries and self._listing.unreadable:
             first = self.damaged[0]
@@ -67,14 +70,6 @@ class Store:
             )
         if not self._listing.entries:
             raise MegascopeError(f"The store {self.root} is empty: wait until a job has written to it, or collect one.")
-
-    def _check_root(self) -> None:
-        if not self.root.exists():
-            raise MegascopeError(f"There is no store at {self.root}: check the path.")
-        if not self.root.is_dir():
-            raise MegascopeError(f"{self.root} is a file, not a store: give the folder that holds the tables.")
-        if not check_marker(self.root) and next(manifest_folders(self.root), None) is None:
-            raise MegascopeError(f"{self.root} is no store of megascope (it has no manifests): check the path.")
 
     def __enter__(self) -> Store:
         return self
@@ -96,9 +91,17 @@ class Store:
     # -- manifests ----------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Take over what was committed since; cheap when nothing was."""
+        """Take over what was committed since; cheap when nothing was.
+
+        An object store that does not answer now leaves what is known of it; MegascopeError where nothing is.
+        """
         with self._lock:
-            self._listing.refresh()
+            try:
+                self._listing.refresh()
+            except UnreachableError as error:
+                if not self._listing.entries:
+                    raise unreachable(self.root, error) from error
+                log.warning("%s cannot be read now (%s): what was read before is shown.", self.root, error)
 
     def version(self) -> tuple[Any, ...]:
         """Changes whenever a manifest changes: a key for caches."""
@@ -235,9 +238,10 @@ class Store:
             return True
         with self._lock:
             paths = [path for table in self.tables() for path in self.files(table, attempt)]
-            if self._checker.check_thoroughly([path for path in paths if str(path) in str(error)] or paths):
-                self._damage += 1
-                return True
+            with contextlib.suppress(UnreachableError):
+                if self._checker.check_thoroughly([path for path in paths if is_named(path, error)] or paths):
+                    self._damage += 1
+                    return True
         return False
 
     def _stamp(self) -> tuple[Any, ...]:
@@ -288,11 +292,8 @@ class Store:
         return sorted(found, key=lambda name: (first.index(name) if name in first else len(first), found.index(name)))
 
     def write_catalog(self) -> Path:
-        """Write ``catalog.duckdb`` with all views (absolute paths) for any other DuckDB client, atomically."""
-        statements = self.statements()
-        with tempfile.TemporaryDirectory(prefix="_catalog-", suffix=".tmp", dir=self.root) as folder:
-            path = Path(folder) / CATALOG
-            with contextlib.closing(duckdb.connect(str(path))) as connection:
-                for name, select in statements.items():
-                    connection.execute(f"CREATE VIEW {identifier(name)} AS {select}")
-            return path.replace(self.root / CATALOG)
+        """Write ``catalog.duckdb`` with all views (absolute paths) for any other DuckDB client, atomically.
+
+        Raises MegascopeError in an object store.
+        """
+        return write_catalog(self.root, self.statements())

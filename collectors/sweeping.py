@@ -11,7 +11,9 @@ from pathlib import Path
 
 from .listing import Listing
 from .manifest import Manifest
-from .manifest_writer import GRACE_S, ManifestWriter, WriterHeldError, torn_sentence
+from .manifest_writer import GRACE_S, ManifestWriter, WriterHeldError
+from .storage.object_path import ObjectPath
+from .writer_files import torn_sentence
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def sweep(root: Path, grace_s: float = GRACE_S, *, say: Callable[[str], None] = 
         expired = [root / each.path for each in manifest.retired if each.retired_ns <= limit]
         present = [path for path in expired if path.exists()]
         is_due = bool(expired) or _has_replaced(manifest, listing)
-        if is_due or any(folder.glob("*.tmp")):
+        if is_due or (not isinstance(root, ObjectPath) and any(folder.glob("*.tmp"))):
             try:
                 _sweep_writer(root, manifest.writer, grace_s, publishes=is_due)
             except WriterHeldError:
@@ -53,6 +55,10 @@ def sweep(root: Path, grace_s: float = GRACE_S, *, say: Callable[[str], None] = 
 
 def unwritable_sentence(root: Path, error: OSError) -> str:
     """What to do where nothing can be written."""
+    if isinstance(root, ObjectPath):
+        return (
+            f"The store {root} cannot be written ({error}): see that it answers and lets you write, and run it again."
+        )
     return (
         f"The store {root} cannot be written ({error}): make room for some megabytes on its disk, where `--grace 0` "
         "deletes replaced files at once, or let this user write to it, and try again."

@@ -18,13 +18,14 @@ from .manifest_writer import GRACE_S, LOCK, Key, ManifestWriter, WriterHeldError
 from .merging import LargeMerge, crowded_large, crowded_small
 from .parquet import conform, last_moment, read_parquet, sort_rows, write_parquet
 from .schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN, is_open_block
+from .storage.object_path import ObjectPath
 
 __all__ = ["GRACE_S", "LOCK", "SEAL_AFTER_S", "Key", "TableWriter", "WriterHeldError"]
 
 SEAL_AFTER_S = 600.0
 """A file of a growing table is merged with others this long; then it is the compactor's."""
 
-GROWING = frozenset({"events", "rank_windows", "steps", "heartbeats", "health", "in_flight"})
+GROWING = frozenset({"events", "rank_windows", "steps", "heartbeats", "health", "in_flight", "hardware_events"})
 """Tables that are only added to. The others are small, and their writer may replace all that it has of them."""
 
 
@@ -176,7 +177,8 @@ class TableWriter(ManifestWriter):
     def _begin_large(self, grown: Sequence[Key]) -> LargeMerge | None:
         for key in grown:
             files = [entry for entry in self._mergeable(key) if self._is_live(entry)]
-            chosen = [] if TABLES[key[0]].has_axes else crowded_large(files)
+            is_left = TABLES[key[0]].has_axes or isinstance(self.root, ObjectPath)  # there, to the compactor
+            chosen = [] if is_left else crowded_large(files)
             if len(chosen) > 1:
                 return LargeMerge(self.root, self._new_path(key, chosen[-1].order), chosen)
         return None

@@ -1,0 +1,72 @@
+"""The files of one writer as they lie there: its last snapshot, what nobody lists, and what was left by a kill."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..profiler.errors import MegascopeError
+from .manifest import FileEntry, Manifest, quote_name, read_manifest
+from .schemas import SCHEMA_VERSION
+from .storage.object_path import ObjectPath
+
+
+def remove_orphans(root: Path, writer: str, pattern: str, listed: Collection[str], *, has_gap: bool) -> None:
+    """Delete what an earlier incarnation of a writer staged and did not live to commit; ``listed`` files stay.
+
+    Where a manifest could not be read once (``has_gap``), nobody knows which files those are: they all stay, in later
+    incarnations too. Temporary files are never listed.
+    """
+    name = re.compile(re.escape(quote_name(writer)) + r"-\d{12}(-\d+)?\.parquet(\.tmp)?")
+    for path in _own_files(root, listed) if isinstance(root, ObjectPath) else root.glob(pattern):
+        match, relative = name.fullmatch(path.name), path.relative_to(root).as_posix()
+        is_free = match is not None and (match[2] is not None or not has_gap)
+        if is_free and relative not in listed:
+            path.unlink(missing_ok=True)
+
+
+def _own_files(root: ObjectPath, live: Iterable[str]) -> Iterator[Path]:
+    """The files of the runs that a writer has files of: who lists a whole object store pays for each thousand files."""
+    for folder in sorted({"/".join(path.split("/")[:2]) for path in live}):
+        yield from (path for path, _ in (root / folder).files())
+
+
+def torn_sentence(folder: Path, newest: int) -> str:
+    """What to do about a newest manifest that cannot be read."""
+    return (
+        f"{folder / f'{newest:012d}.json'} cannot be read, so the files of this writer are left as they are: put it "
+        "back from a copy of the store, or delete it to give up the files that only it lists."
+    )
+
+
+def remove_left_over(folder: Path) -> None:
+    """Delete what an earlier holder of the lock wrote for the time being, and was killed over."""
+    if isinstance(folder, ObjectPath):
+        return
+    for path in folder.glob("*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def read_own(folder: Path, writer: str, newest: int) -> Manifest:
+    """The last snapshot of a writer, or one without files where it has none yet.
+
+    Raises MegascopeError where there are snapshots and none can be read: its files would be taken for left-overs.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None and newest:
+        raise MegascopeError(
+            f"None of the manifests in {folder} can be read: put one back from a copy of the store, or remove the "
+            "folder to give up the files that they list."
+        )
+    return manifest or Manifest(writer, 0)
+
+
+def stamped(entry: FileEntry, now: int) -> FileEntry:
+    """A staged file as it is listed: with its moment, which a merged file has from what went into it."""
+    return replace(entry, committed_ns=entry.committed_ns or now, schema=SCHEMA_VERSION)
