@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..profiler.errors import MegascopeError
+from .observer import Observer
 from .parquet import conform
 from .schemas import TABLES, block_name
 from .writer import TableWriter
@@ -23,7 +24,7 @@ UNFIT = (MegascopeError, pa.ArrowException, ValueError, TypeError, LookupError, 
 MAX_SAMPLES = 100_000
 """Heartbeats and health samples kept while the store cannot be written; beyond, the oldest go."""
 
-_SAMPLED = frozenset({"heartbeats", "health"})
+_SAMPLED = frozenset({"heartbeats", "health", "hardware_events"})
 _RANKED = frozenset(name for name, table in TABLES.items() if any(column.name == "rank" for column in table.columns))
 
 Row = Mapping[str, Any]
@@ -40,11 +41,12 @@ class Whole:
 class Outbox:
     """Rows of one attempt: appended ones, and small tables that replace what was written of them before.
 
-    With ``replaces`` False small tables are added to what is there: readers take the newest row of each key.
+    With ``replaces`` False small tables are added to what is there: readers take the newest row of each key. An
+    ``observer`` is shown the rows of tables that grow.
     """
 
-    def __init__(self, *, replaces: bool = True) -> None:
-        self._replaces = replaces
+    def __init__(self, *, replaces: bool = True, observer: Observer | None = None) -> None:
+        self._replaces, self._observer = replaces, observer
         self._appended: dict[str, list[Row]] = defaultdict(list)
         self._whole: dict[str, Whole] = {}
         self._written: dict[str, Whole] = {}
@@ -52,8 +54,10 @@ class Outbox:
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Add rows to a table that grows."""
-        kept = self._appended[table]
+        kept, count = self._appended[table], len(self._appended[table])
         kept.extend(rows)
+        if self._observer is not None:
+            self._observer.rows(table, kept[count:])
         if table in _SAMPLED:
             del kept[:-MAX_SAMPLES]
 

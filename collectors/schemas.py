@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from .hardware.tables import HARDWARE_EVENTS, HEALTH, MACHINES
 from .schema_types import F64 as _F64
 from .schema_types import FLIGHT, GROUP_PROGRESS, SCHEMA_VERSION, Column, Table
 from .schema_types import I16 as _I16
@@ -180,6 +181,13 @@ TABLES: dict[str, Table] = {
             Column(
                 "shadow", pa.bool_(), "Whether its spans were left untimed on purpose: a shadow step, or not sampled."
             ),
+            Column(
+                "worked_ns",
+                _I64,
+                "Time of the rank's thread inside compute and optimizer segments, without waits for communication and "
+                "without that in which it could have run and no core was free; NULL where that is not known, and of "
+                "ranks that a GPU times.",
+            ),
             _WRITTEN,
         ),
         _table(
@@ -197,16 +205,9 @@ TABLES: dict[str, Table] = {
             Column("unslotted_spans", _I64, "Spans without an in-flight slot, so far: timed, but unseen while open."),
             Column("lost_metadata", _I64, "Metadata lines and values that were not written or not understood, so far."),
         ),
-        _table(
-            "health",
-            "A metric of a device or a host at a moment.",
-            Column("host", _NAME, "Name of the machine.", nullable=False),
-            Column("device", pa.string(), "GPU UUID (its index where that cannot be read); NULL for the host itself."),
-            Column("moment_ns", _I64, "Moment of the sample on the host's clock.", nullable=False),
-            Column("metric", _NAME, "Name with its unit.", nullable=False),
-            Column("value", _F64, "Value; NULL where blank or out of range."),
-            Column("flag", _NAME, "Why the value is NULL: blank or out-of-range; NULL otherwise."),
-        ),
+        HEALTH,
+        HARDWARE_EVENTS,
+        MACHINES,
         _table(
             "clock_offsets",
             "Offset of a host's clock from the reference host. A row that is written again for the same host, moment "

@@ -19,6 +19,7 @@ NEWEST_ROW_OF: Mapping[str, tuple[str, ...]] = {
     "schedule": ("run", "attempt", "stage", "position"),
     "incidents": ("run", "attempt", "incident"),
     "faults": ("run", "attempt", "fault"),
+    "machines": ("run", "attempt", "host"),
     "steps": ("run", "attempt", "rank", "step"),
     "clock_offsets": ("run", "attempt", "host", "moment_ns", "source"),
 }

@@ -1,14 +1,20 @@
-"""Results of a kind that a store keeps as files: which there are, and the chosen one."""
+"""Results of a kind that a store keeps as files: which there are, the chosen one, and the list to choose from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dash.development.base_component import Component
+
 from ..collectors.result_files import ResultKind, list_results, read_result
 from ..profiler.errors import MegascopeError
-from .components import utc
+from .components import controls, hint, select, utc
+from .shell import job_controls
+from .view import View
+from .workbench import Workbench
 
 MOST_LISTED = 50
 
@@ -40,3 +46,20 @@ def kept_results(store: Path, kind: ResultKind) -> Kept:
         except MegascopeError as error:
             damaged.append(str(error))
     return Kept(sorted(results, key=lambda one: -int(one["started_ns"])), damaged, kind.verb)
+
+
+def results_frame(
+    view: View, bench: Workbench, kind: ResultKind, label: str, text: Callable[[dict[str, Any]], str]
+) -> Component:
+    """Run and attempt, and which result of the kind; ``text`` tells one of the list from the others."""
+    results = kept_results(bench.store.root, kind).results
+    if not results:
+        return job_controls(view, bench)
+    options = {str(one["started_ns"]): text(one) for one in results}
+    chosen = str(view.moment or results[0]["started_ns"])
+    return job_controls(view, bench, controls([select("moment", label, options, chosen)]))
+
+
+def damaged_results(kept: Kept) -> list[Component]:
+    """Files that cannot be read, with the reason."""
+    return [hint(f"Left out: {text}") for text in kept.damaged]

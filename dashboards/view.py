@@ -17,6 +17,7 @@ METRICS = {
     "count": "number of spans",
     "p50": "median span (self time)",
     "p99": "99th percentile of spans (self time)",
+    "transfer": "transfer (end minus last arrival)",
 }
 SHOWN = {
     "ratio": "ratio to peers",
@@ -53,7 +54,8 @@ class View:
     which on cells stand out; ``shape``, ``group`` and ``over`` lay the heatmap out. ``beside`` is what the timeline
     shows a second time (STEP, ATTEMPT:STEP or ATTEMPT:STEP:RUN); ``rows`` fits its rows to the screen, ``hide`` leaves
     marks out. Of the 3D picture, ``look`` is the moment (UTC ns) that its slider stands at, ``along`` the axes that lie
-    along x, y and z, ``hulls`` what is drawn around the ranks that belong to it.
+    along x, y and z, ``hulls`` what is drawn around the ranks that belong to it. ``host`` and ``incident`` are what is
+    opened of a list.
     """
 
     run: str | None = None
@@ -86,6 +88,8 @@ class View:
     look: int | None = None
     along: str | None = None
     hulls: str | None = None
+    host: str | None = None
+    incident: str | None = None
 
     def search(self) -> str:
         """The query part of the URL, with its question mark; empty if nothing was chosen."""
@@ -282,5 +286,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "look": (_whole, "a moment in UTC nanoseconds"),
     "along": (_axes, "three axes of the mesh at most, such as tp:dp:pp"),
     "hulls": (_one_of(HULLS), "one of " + ", ".join(HULLS)),
+    "host": (str, "the name of a host"),
+    "incident": (str, "the name of an incident"),
     "camera": (_five, "five numbers, such as -0.6:0.42:1:0:0"),
 }

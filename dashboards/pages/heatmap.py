@@ -26,6 +26,7 @@ from ..heat_data import (
 from ..heat_export import heat_sql
 from ..heat_rows import ORDERS, groups_of
 from ..heat_segments import SlowestRank, glance_at
+from ..heat_transfers import TRANSFER
 from ..shell import job_controls
 from ..verdicts import FIRST_WAIT_S, marks_of, peer_axis, stragglers_of, verdict_banners
 from ..view import METRICS, OVER, SHAPES, SHOWN, View, moment_text, ranks_text
@@ -40,6 +41,7 @@ _STEPLESS = (
     "the ranks are compared step by step."
 )
 _WAITING = "A long time here is waiting. The rank that all wait for arrives last, and waits least."
+_TRANSFERS = " The members of a group have its transfers alike, so that a slow link or group stands out of its stage."
 _TIME = "A time in UTC, such as 2026-01-31 14:05: steps that began {} it"
 
 
@@ -105,6 +107,7 @@ def body(view: View, bench: Workbench) -> Rendered:
             _coverage(matrix, attempt),
             "" if choice.parts is None else _STEPLESS.format(choice.parts.length_ns / 1e9),
             _above(matrix, choice),
+            _TRANSFERS if choice.metric == TRANSFER else "",
             _bins(matrix, choice),
         ),
         hint(
@@ -198,6 +201,8 @@ def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, 
         }
         for row in worst_ranks(matrix, RANKS_LISTED, above, least_first=least_first)
     ]
+    if not np.isfinite(matrix.values).any():  # the picture says why
+        return []
     if not ranks:
         return _without_peers(view, attempt, matrix, unit)
     heads = {"rank": "rank", "host": "host", "ratio": "mean", "slow": f"≥x{above:.2f}", "worst": "worst step"}

@@ -8,10 +8,9 @@ from dash import html
 from dash.development.base_component import Component
 
 from ...collectors.result_files import PREFLIGHT
-from ..components import Rendered, banner, controls, facts, hint, number, select, table, utc
+from ..components import Rendered, banner, facts, hint, number, table, utc
 from ..preflight_data import Dot, dots
-from ..result_list import Kept, kept_results
-from ..shell import job_controls
+from ..result_list import damaged_results, kept_results, results_frame
 from ..view import View
 from ..workbench import Workbench
 from .page import Page
@@ -31,15 +30,11 @@ HOW = (
 
 def frame(view: View, bench: Workbench) -> Component:
     """Run and attempt, and which result."""
-    kept = kept_results(bench.store.root, PREFLIGHT)
-    if not kept.results:
-        return job_controls(view, bench)
-    options = {
-        str(one["started_ns"]): f"{utc(one['started_ns'])}: {one['verdict']}, {one['world_size']} ranks"
-        for one in kept.results
-    }
-    chosen = str(view.moment or kept.results[0]["started_ns"])
-    return job_controls(view, bench, controls([select("moment", "checked at", options, chosen)]))
+    return results_frame(view, bench, PREFLIGHT, "checked at", _listed)
+
+
+def _listed(one: dict[str, Any]) -> str:
+    return f"{utc(one['started_ns'])}: {one['verdict']}, {one['world_size']} ranks"
 
 
 def body(view: View, bench: Workbench) -> Rendered:
@@ -48,7 +43,7 @@ def body(view: View, bench: Workbench) -> Rendered:
     result = kept.chosen(view.moment)
     if result is None:
         text = f"No machine was checked yet: megascope preflight CONFIG --store {bench.store.root}"
-        return Rendered([], [hint(text), *_damaged(kept)])
+        return Rendered([], [hint(text), *damaged_results(kept)])
     tone, word = WORDS.get(result["verdict"], ("unsure", str(result["verdict"]).upper()))
     return Rendered(
         banner(tone, word, _sentence(result)),
@@ -61,7 +56,7 @@ def body(view: View, bench: Workbench) -> Rendered:
             hint(HOW),
             *_left("Not judged", result["abstained"]),
             *_left("Not run", result["skipped"]),
-            *_damaged(kept),
+            *damaged_results(kept),
         ],
         frame_key=str(len(kept.results)),
     )
@@ -142,10 +137,6 @@ def _strip(found: list[Dot]) -> Component:
 
 def _left(title: str, left: list[dict[str, Any]]) -> list[Component]:
     return [hint(f"{title}: {one['signal']}: {one['reason']}") for one in left]
-
-
-def _damaged(kept: Kept) -> list[Component]:
-    return [hint(f"Left out: {text}") for text in kept.damaged]
 
 
 PAGE = Page("/preflight", "Preflight", frame, body)

@@ -1,4 +1,4 @@
-"""Health metrics: what is blank or absurd is NULL with its reason, and a machine without devices has none."""
+"""Health metrics: what is blank or absurd is NULL with its reason; and the life of a process as it is sampled."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from megascope.collectors.health import POWER, TEMPERATURE, HealthSampler, judged
+from megascope.collectors.hardware.metrics import ALL
+from megascope.collectors.health import judged
 from megascope.collectors.processes import ProcessState, ProcessWatch
 from megascope.profiler.box import BoxLayout, create_box
 
@@ -30,86 +29,8 @@ from megascope.profiler.box import BoxLayout, create_box
     ],
 )
 def test_only_what_can_be_true_is_a_value(value: float | None, expected: tuple[float | None, str | None]) -> None:
-    row = judged(POWER, value)
+    row = judged(ALL["power_watts"], value)
     assert (row["metric"], row["value"], row["flag"]) == ("power_watts", *expected)
-
-
-class _NvmlError(Exception):
-    pass
-
-
-def _nvml(temperature: Any) -> Any:
-    """A driver with one device; a failing read raises, as the real one does."""
-
-    def read_temperature(*_: object) -> int:
-        if isinstance(temperature, Exception):
-            raise temperature
-        return int(temperature)
-
-    return SimpleNamespace(
-        NVMLError=_NvmlError,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_CLOCK_SM=1,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUUID=lambda _: "GPU-1",
-        nvmlDeviceGetTemperature=read_temperature,
-        nvmlDeviceGetPowerUsage=lambda _: 350_000,
-        nvmlDeviceGetClockInfo=lambda *_: 1410,
-        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=97),
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=2**34),
-        nvmlDeviceGetTotalEccErrors=lambda *_: 2,
-        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
-        NVML_VOLATILE_ECC=0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("temperature", "value", "flag"),
-    [(55, 55.0, None), (_NvmlError("gone"), None, "blank"), (255, None, "out-of-range")],
-)
-def test_devices_are_read_through_nvml(temperature: Any, value: float | None, flag: str | None) -> None:
-    rows = {row["metric"]: row for row in HealthSampler(_nvml(temperature)).sample() if row["device"] == "GPU-1"}
-    assert (rows[TEMPERATURE.name]["value"], rows[TEMPERATURE.name]["flag"]) == (value, flag)
-    assert rows["power_watts"]["value"] == 350.0
-    assert rows["utilization_percent"]["value"] == 97.0
-
-
-@pytest.mark.parametrize("lost", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
-@pytest.mark.parametrize("was_there", [True, False])
-def test_a_device_that_is_lost_is_blank_and_harms_nothing(lost: str, was_there: bool) -> None:
-    nvml = _nvml(55)
-    nvml.nvmlDeviceGetCount = lambda: 2
-    nvml.nvmlDeviceGetUUID = lambda index: f"GPU-{index}"
-    sampler = HealthSampler(nvml)
-    if was_there:
-        sampler.sample()
-    read = getattr(nvml, lost)
-
-    def fails(*which: int) -> Any:
-        if which in ((), (1,)):
-            raise _NvmlError("GPU is lost")
-        return read(*which)
-
-    setattr(nvml, lost, fails)
-    rows = [row for row in sampler.sample() if row["device"] is not None]
-    by_device = {device: [row["value"] for row in rows if row["device"] == device] for device in ("GPU-0", "GPU-1")}
-    if was_there or lost != "nvmlDeviceGetCount":
-        assert by_device["GPU-0"][:2] == [55.0, 350.0]
-        assert {row["device"] for row in rows} == {"GPU-0", "GPU-1" if was_there else "index 1"}
-    if lost == "nvmlDeviceGetHandleByIndex":
-        blank = [row for row in rows if row["device"] != "GPU-0"]
-        assert {(row["value"], row["flag"]) for row in blank} == {(None, "blank")}
-
-
-def test_the_host_has_its_metrics_and_rates_come_with_the_second_sample() -> None:
-    sampler = HealthSampler()
-    first = {row["metric"]: row for row in sampler.sample() if row["device"] is None}
-    second = {row["metric"] for row in sampler.sample()}
-    assert {"cpu_percent", "memory_percent", "memory_used_bytes", "load_1min"} <= set(first)
-    assert first["memory_used_bytes"]["value"] > 2**20
-    assert "network_sent_bytes_per_s" not in first
-    assert "network_sent_bytes_per_s" in second
 
 
 def _until(watch: ProcessWatch, state: ProcessState) -> bool:
