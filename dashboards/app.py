@@ -13,6 +13,7 @@ from ..collectors.store import Store
 from ..profiler.errors import MegascopeError
 from .components import Awaited, Rendered, problem
 from .endpoints import add_endpoints
+from .metrics import add_metrics
 from .pages import PAGES
 from .pages.page import Page
 from .security import keep_at_home, require_local_names, require_token
@@ -37,6 +38,7 @@ def create_app(store: Store, *, token: str | None = None) -> Dash:
     else:
         require_local_names(server)
     add_endpoints(server, bench)
+    add_metrics(server, bench)
     app = Dash(
         __name__,
         server=cast("Any", server),  # annotated too narrowly in Dash 4.4

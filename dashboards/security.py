@@ -30,7 +30,8 @@ def _session(token: str) -> str:
 
 
 def require_token(server: Flask, token: str) -> None:
-    """Answer only to who brings the token: once as ``?token=``, then by a cookie that does not contain it."""
+    """Answer only to who brings the token: once as ``?token=``, then by a cookie that does not contain it; or in the
+    header ``Authorization: Bearer``."""
     session = _session(token)
 
     @server.before_request
@@ -42,6 +43,9 @@ def require_token(server: Flask, token: str) -> None:
             # Lax, not Strict: a link in a chat or a ticket shall open, and other sites' requests still come without it.
             answer.set_cookie(COOKIE, session, httponly=True, samesite="Lax")
             return Response(answer.get_data(), answer.status, answer.headers)
+        bearer = request.headers.get("Authorization", "")  # what a scrape can send, and a browser does not by itself
+        if hmac.compare_digest(bearer.encode(), f"Bearer {token}".encode()):
+            return None
         if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), session.encode()):
             return None
         sentence = "This server wants a token: open the address that `megascope serve` printed, with ?token=... in it."

@@ -38,7 +38,7 @@ class Latest(Generic[T]):
     """A background result: the last value, how old it is, and why a newer one failed.
 
     ``stale``: it is of an older version of the store than the newest (or there is none yet): ask again.
-    ``stamp`` tells one result from the next; empty before the first.
+    ``stamp`` tells one result from the next; empty before the first. ``cost_s`` is how long the last one took.
     """
 
     value: T | None
@@ -46,6 +46,7 @@ class Latest(Generic[T]):
     error: str | None
     stale: bool
     stamp: str
+    cost_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +65,14 @@ class _Background:
         if self.future is not None and not self.future.done():
             return False
         return self.done_at is None or time.monotonic() - self.done_at >= self.cost_s
+
+    def latest(self, version: Hashable) -> Latest[Any]:
+        """The result as it stands at a version of the store."""
+        is_stale = self.version != version
+        if self.done_at is None:
+            return Latest(self.value, None, self.error, is_stale, "")
+        age_s = time.monotonic() - self.done_at
+        return Latest(self.value, age_s, self.error, is_stale, _short(self.version), self.cost_s)
 
 
 class Workbench:
@@ -164,9 +173,13 @@ class Workbench:
         if wait_s > 0 and entry.done_at is None and future is not None:
             _wait(future, wait_s)
         with self._lock:
-            age = None if entry.done_at is None else time.monotonic() - entry.done_at
-            stamp = "" if entry.done_at is None else _short(entry.version)
-            return Latest(entry.value, age, entry.error, entry.version != version, stamp)
+            return entry.latest(version)
+
+    def peek(self, key: Hashable) -> Latest[Any] | None:
+        """As `latest`, but nothing is started and the store is not looked at; None for what nobody asked for yet."""
+        with self._lock:
+            entry = self._background.get(key)
+            return None if entry is None else entry.latest(self._version)
 
     def close(self) -> None:
         """Stop the background work."""

@@ -1,0 +1,1 @@
+"""Spans of a store as OpenTelemetry traces, for whatever backend takes OTLP over HTTP."""
