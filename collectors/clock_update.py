@@ -92,7 +92,7 @@ class ClockKeeper:
         if steps is None or not len(steps.step):
             return []
         settled_ns = int(steps.end_ns.max()) - SETTLED_S * SECOND_NS
-        windows = list(_windows(int(steps.start_ns.min()), int(steps.end_ns.max())))
+        windows = list(windows_of(int(steps.start_ns.min()), int(steps.end_ns.max())))
         closed = [window for window in windows if is_over or settled_ns >= window[1]]
         self._settles_ns = next((end + SETTLED_S * SECOND_NS for _, end in windows[len(closed) :]), None)
         if not closed:
@@ -106,7 +106,7 @@ class ClockKeeper:
         rows: list[Row] = []
         for window in new[:most]:
             alignment = self._align(store, groups, steps, window)
-            found = [] if alignment is None else _rows(alignment, groups.hosts, self._shifts)
+            found = [] if alignment is None else offset_rows(alignment, groups.hosts, self._shifts)
             if not found and settled_ns >= window[1]:
                 self._hopeless.add(window)
             rows += found
@@ -196,7 +196,7 @@ def write_offsets(root: Path, run: str, attempt: int, rows: Sequence[Row]) -> No
         writer.commit()
 
 
-def _windows(start_ns: int, last_ns: int) -> Iterator[Window]:
+def windows_of(start_ns: int, last_ns: int) -> Iterator[Window]:
     """Windows [begin, end) from the start until one holds the last moment; a step belongs to the one it lies in."""
     begin_s, at = 0, 0
     while start_ns + begin_s * SECOND_NS <= last_ns:
@@ -218,7 +218,7 @@ def _exchanged(store: Store, attempt: Attempt) -> dict[str, Row]:
     return {str(row["host"]): row for row in rows.to_pylist() if row["uncertainty_ns"] is not None}
 
 
-def _rows(
+def offset_rows(
     alignment: Alignment, hosts: tuple[str, ...], shifts: Mapping[str, tuple[float, float]]
 ) -> list[dict[str, Any]]:
     """Two rows a host, at the ends of the window, so that offsets in between are interpolated; none where unknown."""

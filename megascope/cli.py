@@ -24,6 +24,7 @@ VERBS = (
     "hang",
     "timeline",
     "mfu",
+    "health",
     "sql",
     "simulate",
     "prune",
@@ -31,7 +32,9 @@ VERBS = (
     "ablate",
     "score",
     "import",
+    "export",
     "checkpoint",
+    "batch",
 )
 
 _MODULES = {"import": "import_traces"}

@@ -1,0 +1,34 @@
+"""A folder of results that is there whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..profiler.errors import UsageError
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into; it gets its name when all went well, and is removed otherwise.
+
+    Raises UsageError where there is something at that name already.
+    """
+    refuse_existing(folder)
+    growing = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(growing, ignore_errors=True)
+    growing.mkdir(parents=True)
+    try:
+        yield growing
+        growing.rename(folder)
+    except BaseException:
+        shutil.rmtree(growing, ignore_errors=True)
+        raise
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise UsageError where there is something at that name already: before hours of work, not after them."""
+    if folder.exists():
+        raise UsageError(f"There is something at {folder} already: give --out a folder that is not there yet.")
