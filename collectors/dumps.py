@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ..profiler.topology_file import (
     write_hosts,
 )
 from .durable import make_folders, write_durably
+from .storage.object_path import ObjectPath
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +137,8 @@ class DumpGathering:
         with contextlib.suppress(OSError, FormatError):
             known = read_topology_file(self._folder / TOPOLOGY_FILE)
         if known is not None and not self._has_topology:
-            share_topology_file(self._target, dataclasses.replace(known, hosts={}))
+            with _writable(self._target) as folder:
+                share_topology_file(folder, dataclasses.replace(known, hosts={}))
             self._has_topology = True
         more = {**({} if known is None else known.hosts), **self._hosts, **hosts}
         if more == self._hosts:
@@ -143,7 +146,8 @@ class DumpGathering:
         name = (hosts or more)[min(hosts or more)]
         with contextlib.suppress(FormatError):
             more = {**read_hosts(self._target / file_of_host(name)), **more}
-        write_hosts(self._target, name, more)
+        with _writable(self._target) as folder:
+            write_hosts(folder, name, more)
         self._hosts = more
 
     def _note_left_out(self) -> None:
@@ -169,6 +173,19 @@ class DumpGathering:
         with contextlib.suppress(OSError):
             dumps.rmdir()
         (self._folder / TOPOLOGY_FILE).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writable(target: Path) -> Iterator[Path]:
+    """A folder to write small files to; what is in it afterwards is put where there is none yet, in an object store."""
+    if not isinstance(target, ObjectPath):
+        yield target
+        return
+    with tempfile.TemporaryDirectory(prefix="megascope-dumps-") as folder:
+        yield Path(folder)
+        for path in Path(folder).iterdir():
+            if path.name != TOPOLOGY_FILE or not (target / path.name).exists():
+                (target / path.name).put_file(path)
 
 
 def _this_host() -> str:

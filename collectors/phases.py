@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
-from .durable import make_folders
+from .durable import make_folders, replace_text
 from .manifest import quote_name
 from .rank_drain import RankDrain
 
@@ -71,9 +70,7 @@ class PhaseBoard:
         with contextlib.suppress(OSError):
             if phases:
                 make_folders(self._folder)
-                temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-                temporary.write_text(json.dumps({"segments": phases, "number": next(_numbers)}), encoding="utf-8")
-                temporary.rename(self._path)
+                replace_text(self._path, json.dumps({"segments": phases, "number": next(_numbers)}))
             else:
                 self._path.unlink(missing_ok=True)
             self._told, self._told_at = phases, now

@@ -13,7 +13,7 @@ from ..collectors.writer import TableWriter
 
 WRITER = "bundle"
 
-WHOLE = ("ranks", "groups", "segments", "incidents", "clock_offsets")
+WHOLE = ("ranks", "groups", "segments", "incidents", "clock_offsets", "machines")
 """Small tables, copied as they are."""
 
 NEWEST = {
@@ -22,6 +22,7 @@ NEWEST = {
     "events": ("start_ns", 500_000),
     "steps": ("start_ns", 200_000),
     "health": ("moment_ns", 100_000),
+    "hardware_events": ("moment_ns", 100_000),
 }
 """Tables that grow: the column by which rows are the newest, and so many rows of them at most."""
 

@@ -70,8 +70,13 @@ def find_ends(graph: WaitGraph) -> Ends:
     return Ends(tuple(single), tuple(knots))
 
 
-def untie(graph: WaitGraph, snapshot: Snapshot, knot: tuple[int, ...]) -> tuple[int | None, list[tuple[int, ...]]]:
-    """Leave out a knot's weak waits: the rank that is then free and stopped first, or the knots that remain."""
+LOOKS_APART_S = 2.0
+"""Agents look at moments of their own: how long ranks of different hosts have stood still is compared no finer."""
+
+
+def untie(graph: WaitGraph, snapshot: Snapshot, knot: tuple[int, ...]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Leave out a knot's weak waits: the rank that is then free and stopped first, or all that may have, where hosts'
+    looks do not tell; else the knots that remain."""
     held = WaitGraph()
     for rank in knot:
         strong = [wait for wait in graph.waits[rank] if not wait.weak]
@@ -83,8 +88,8 @@ def untie(graph: WaitGraph, snapshot: Snapshot, knot: tuple[int, ...]) -> tuple[
     ends = _ends(numbered)
     free = [ranks[0] for ranks in ends if ranks[0] not in held.waits]
     if free:
-        return min(free, key=lambda rank: _stalled_since(snapshot, rank)), []
-    return None, [tuple(ranks) for ranks in ends]
+        return _first_to_stop(snapshot, free), []
+    return (), [tuple(ranks) for ranks in ends]
 
 
 def _ends(numbered: Mapping[int, list[int]]) -> list[list[int]]:
@@ -99,11 +104,29 @@ def _ends(numbered: Mapping[int, list[int]]) -> list[list[int]]:
     return ends
 
 
-def _stalled_since(snapshot: Snapshot, rank: int) -> tuple[int, int]:
-    """Moment at which a rank's innermost work began: the root of a stall is the first to stop moving."""
+def _first_to_stop(snapshot: Snapshot, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The first of each host, as far as they may have been the first of all: the root of a stall stops moving first.
+
+    Moments of one host are on one clock; of different hosts only how long each has stood at its look is compared.
+    """
+    of_host: dict[str | None, int] = {}
+    for rank in sorted(ranks, key=lambda one: (_work_begun_ns(snapshot, one), one)):
+        of_host.setdefault(snapshot.hosts.get(rank), rank)
+    stood = {rank: _stood_s(snapshot, rank) for rank in of_host.values()}
+    longest = max(stood.values())
+    return tuple(sorted(rank for rank, age in stood.items() if age >= longest - LOOKS_APART_S))
+
+
+def _work_begun_ns(snapshot: Snapshot, rank: int) -> int:
+    """Moment at which a rank's innermost work began, on the clock of its host."""
     state = snapshot.states.get(rank)
     work = state.innermost_work() if state is not None else None
-    return (work.begun_ns if work is not None and work.begun_ns is not None else 2**63, rank)
+    return work.begun_ns if work is not None and work.begun_ns is not None else 2**63
+
+
+def _stood_s(snapshot: Snapshot, rank: int) -> float:
+    begun_ns = _work_begun_ns(snapshot, rank)
+    return 0.0 if begun_ns == 2**63 else (snapshot.states[rank].moment_ns - begun_ns) / 1e9
 
 
 def _number(graph: WaitGraph, within: set[int] | None = None) -> dict[int, list[int]]:

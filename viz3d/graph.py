@@ -52,13 +52,6 @@ class WaitGraph:
         """Ranks that have an operation in flight that lacks someone."""
         return set(self.waits)
 
-    def edges(self, *, weak: bool = True) -> dict[int, set[int]]:
-        """Rank -> ranks that it waits for. Costs members times waiters: for small parts of a job only."""
-        return {
-            rank: {absent for wait in waits if weak or not wait.weak for absent in wait.operation.absent} - {rank}
-            for rank, waits in self.waits.items()
-        }
-
 
 def build_graph(
     snapshot: Snapshot,
@@ -159,7 +152,8 @@ class _Scene:
         """Whether a rank has joined an operation. One without data is taken for absent unless it is excused.
 
         Nor does the part of a process that has ended or is stopped count unless it completed: the rest needs it. A
-        rank that runs ahead has not joined what stands behind the head of its stream, though it was issued.
+        rank that runs ahead has not joined what stands behind the head of its stream, though it was issued; what has a
+        lower number than the head in the same group is not behind it.
         """
         state = self.snapshot.states.get(rank)
         if state is None or rank in self.unheard:
@@ -169,7 +163,7 @@ class _Scene:
         held = self.heads.get(rank)
         if held is None or state.completed(group) >= sequence:
             return state.issued(group) >= sequence
-        return any(one.group == group and one.sequence == sequence for one in held)
+        return any(one.group == group and (one.sequence or 0) >= sequence for one in held)
 
     def _peer_joined(self, rank: int, flight: Flight) -> bool:
         """Whether the other end of a message has begun its part: the k-th send belongs to the k-th receive.

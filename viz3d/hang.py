@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..collectors.store import Attempt, Store
+from .collector import without_collector
 from .crash import Crash, judge_deaths
 from .deaths import gone_processes, load_deaths
 from .evidence import gather_evidence
 from .graph import WaitGraph
+from .hardware import with_hardware
 from .history import StoreHistory
 from .looks import Diagnosis, compare_looks
 from .mismatch import Root
@@ -57,10 +59,12 @@ def diagnose(store: Store, attempt: Attempt, *, now_ns: int | None = None) -> Ha
     return diagnose_with_graph(store, attempt, now_ns=now_ns).verdict
 
 
+@without_collector()
 def diagnose_with_graph(store: Store, attempt: Attempt, *, now_ns: int | None = None) -> Judged:
     """`diagnose`, with the look and the graph that the verdict was read from."""
     judged = _judge(store, attempt, now_ns)
-    return replace(judged, verdict=with_stacks(store, attempt, judged.verdict))
+    verdict = with_stacks(store, attempt, judged.verdict)
+    return replace(judged, verdict=with_hardware(store, attempt, verdict, now_ns))
 
 
 def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:

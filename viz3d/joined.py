@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from .graph import WaitGraph, is_weak
 from .mismatch import Root
 from .operations import synchronises
+from .recovered import FEW, without_record
 from .states import Flight, RankState, Snapshot
 from .streams import Streams
 from .verdict import CulpritKind
@@ -22,8 +23,8 @@ def told_held(done: Sequence[int], sequence: int) -> str:
 def stands_in(state: RankState, beside: frozenset[str], streams: Streams) -> Flight | None:
     """The operation that holds a rank up: the first of those begun inside its work, or of all without any work.
 
-    What was begun before the work that the rank is in, or usually runs beside work, does not. None too for a process
-    that is not there to complete anything.
+    What was begun before the work that the rank is in, or usually runs beside work, does not; nor what is known by its
+    number alone, if no other waits for it. None too for a process that is not there to complete anything.
     """
     if not state.is_present:
         return None
@@ -31,7 +32,11 @@ def stands_in(state: RankState, beside: frozenset[str], streams: Streams) -> Fli
     if held is not None:
         return held[0]
     is_idle = state.innermost_work() is None
-    flying = [one for one in state.flights if one.communicates and (is_idle or not is_weak(state, one, beside))]
+    flying = [
+        one
+        for one in state.flights
+        if one.communicates and (is_idle or not (is_weak(state, one, beside) or (one.is_recovered and not one.waiting)))
+    ]
     return min(flying, key=lambda flight: flight.begun_ns or 0, default=None)
 
 
@@ -70,14 +75,19 @@ def _judge(snapshot: Snapshot, graph: WaitGraph, key: tuple[int, int], held: dic
     return unfinished(snapshot, tuple(rank for rank in members if rank not in done), flight.segment, key)
 
 
-def unfinished(snapshot: Snapshot, members: tuple[int, ...], segment: str, key: tuple[int, int]) -> Root:
-    """Everyone has joined and none completes. One that works on while all others sleep is in the library's hands."""
+def unfinished(snapshot: Snapshot, members: tuple[int, ...], segment: str, key: tuple[int, int]) -> Root | None:
+    """Everyone has joined and none completes. One that works on while all others sleep is in the library's hands.
+
+    None where the records of several of them are lost: then one may have called something else there.
+    """
     states = {rank: snapshot.states[rank].process_state for rank in members if rank in snapshot.states}
     running = [rank for rank, state in states.items() if state == "running"]
     asleep = [rank for rank, state in states.items() if state == "sleeping"]
     if len(running) == 1 and len(asleep) >= 2 and len(asleep) == len(members) - 1:
         why = "all members have joined and none has completed; it runs inside the operation while the others sleep"
         return Root(tuple(running), CulpritKind.LIBRARY, 0.3, segment, *key, why=why)
+    if len(without_record(snapshot, members, key)) * FEW > len(members):
+        return None
     why = "everyone has joined the operation, and it does not complete"
     return Root(members, CulpritKind.NETWORK, 0.3, segment, *key, why=why)
 
@@ -90,7 +100,7 @@ def _apart(snapshot: Snapshot, members: Sequence[int], key: tuple[int, int]) -> 
     for rank in members:
         state = snapshot.states.get(rank)
         own = [] if state is None else [one for one in state.flights if (one.group, one.sequence) == key]
-        if state is None or not own or not is_innermost(state, own[0]):
+        if state is None or not own or not is_innermost(state, own[0]) or (own[0].is_recovered and not own[0].waiting):
             return None  # its step or its work may be a later one than the operation's
         steps[rank], segment = state.step, own[0].segment
         around = state.enclosing(own[0])

@@ -10,6 +10,7 @@ from .graph import Operation, WaitGraph
 from .history import History
 from .joined import minority
 from .mismatch import Root
+from .order import out_of_order
 from .programs import Programs
 from .states import Snapshot
 from .verdict import CulpritKind
@@ -24,19 +25,24 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
     missing = _missing_calls(snapshot, graph, programs, knot)
     if missing:
         return _replica(snapshot, missing) or missing
-    late = _late(snapshot, graph, programs, knot)
+    late = out_of_order(snapshot, graph, programs, knot)
     if late is not None:
         return [late]
     free, circles = untie(graph, snapshot, knot)
-    if free is not None:
-        state = snapshot.states[free]
-        confidence = 0.7 if state.innermost_work() is not None else 0.4
+    if free:
         why = "what it has in flight runs beside its work and does not hold it up"
-        return [Root((free,), CulpritKind.HOST_STUCK, confidence, state.works_in, why=why)]
+        return [_free(snapshot, rank, why, is_suspicion=len(free) > 1) for rank in free]
     return [
         _unsent(snapshot, graph, history, circle) or _desync(snapshot, graph, history, circle) or _circle(graph, circle)
         for circle in circles
     ]
+
+
+def _free(snapshot: Snapshot, rank: int, why: str, *, is_suspicion: bool) -> Root:
+    """A rank of a knot that nothing holds up; a suspicion where it cannot be told which of several stopped first."""
+    state = snapshot.states[rank]
+    confidence = 0.7 if state.innermost_work() is not None and not is_suspicion else 0.4
+    return Root((rank,), CulpritKind.HOST_STUCK, confidence, state.works_in, why=why, is_suspicion=is_suspicion)
 
 
 def _unsent(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
@@ -175,27 +181,6 @@ def _are_elsewhere(snapshot: Snapshot, ranks: set[int]) -> bool:
         if len(own) == 1 and own.isdisjoint(others):
             return True
     return False
-
-
-def _late(snapshot: Snapshot, graph: WaitGraph, programs: Programs, knot: tuple[int, ...]) -> Root | None:
-    """Ranks that run ahead and issued, after the operation that holds them up, what they usually issue before it."""
-    found: dict[int, tuple[int, int]] = {}
-    for rank in knot:
-        held = graph.streams.recorded.get(rank)
-        late = None if held is None else programs.issues_late(snapshot.states[rank], held[0])
-        if late is not None:
-            found[rank] = late
-    if not found:
-        return None
-    told = "; ".join(
-        f"rank {rank} issued number {number} of {snapshot.groups[group]} late"
-        for rank, (group, number) in list(found.items())[:4]
-    )
-    ranks = tuple(sorted(found))
-    head = graph.streams.recorded[ranks[0]][0]
-    why = f"operations in another order than in the steps before: {told}"
-    kind = CulpritKind.P2P_CYCLE if head.kind == "p2p" else CulpritKind.ORDER_INVERSION
-    return Root(ranks, kind, 0.75, head.segment, head.group, head.sequence, why=why)
 
 
 def _crosswise_or(graph: WaitGraph, missing: Mapping[int, Root]) -> list[Root]:

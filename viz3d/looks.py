@@ -9,10 +9,14 @@ from .ends import Waiters
 from .graph import WaitGraph, build_graph
 from .history import History, NoHistory
 from .mismatch import Root, deviants, find_mismatches
+from .order import out_of_order
 from .pace import KnownPace, Pace
-from .roots import name_roots
+from .patience import OF_THE_PROGRAM
+from .programs import Programs
+from .recovered import with_recovered, without_record
+from .roots import held, name_roots
 from .states import Snapshot
-from .stillness import OF_THE_PROGRAM, Stillness, watch
+from .stillness import Stillness, watch
 from .streams import Streams
 from .verdict import Abstention, CulpritKind, State, listed
 
@@ -25,6 +29,9 @@ INCONCLUSIVE_KINDS = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
 
 MAX_ROUNDS = 4
 """So far from ranks without data those are passed over that may wait for them."""
+
+MOST_LACKING = 64
+"""So many ranks that others wait for are held against their own steps where a rank without data ends the chains."""
 
 SUSPECTED = 0.5
 """Factor on the confidence in a root that is not proven to be stuck."""
@@ -51,16 +58,17 @@ def compare_looks(
     """Judge two looks at a job: hang, slow, running or inconclusive, with the roots.
 
     A rank counts as still only if it is in both looks, at two moments, and did nothing in between; one that was seen
-    once neither moved nor stands still. How long a root must stand still for a hang is `Stillness.needed_s`.
+    once neither moved nor stands still. How long a root must stand still for a hang is `Patience.needed_s`.
     """
     past, pace = history or NoHistory(), pace or KnownPace()
     if not later.states:
         reason = "there are no heartbeats and no snapshot of what is in flight"
         return Diagnosis(State.INCONCLUSIVE, abstained=(Abstention("heartbeats", reason),))
     streams = Streams.of(later, past)
+    seen, later = later, with_recovered(later, streams.recorded)
     mismatches = find_mismatches(later, past, streams)
     graph, roots = find_roots(later, past, mismatches, streams)
-    still = watch(earlier, later, graph, pace)
+    still = watch(earlier, seen, graph, pace)
     notes = _notes(later, still)
     alive = {rank for rank, state in later.states.items() if not state.has_ended}
     if not still.seen_twice:
@@ -100,19 +108,39 @@ def find_roots(
 ) -> tuple[WaitGraph, list[Root]]:
     """The graph of waits and its roots; ranks without data are accused only where the others do not explain the stall.
 
-    First all of them are excused, then those whose host is heard of through ranks beside them; and in any case those
-    of which never anything was heard, though their host is or the job has run: they were there, and no agent was.
+    First all of them are excused, and ranks that issue in another order than ever are looked for; then those whose host
+    is heard of through ranks beside them; and in any case those of which never anything was heard, though their host is
+    or the job has run: they were there, and no agent was.
     """
     silent = frozenset(snapshot.missing)
     heard = {snapshot.hosts[rank] for rank in snapshot.states if rank in snapshot.hosts}
     beside = frozenset(rank for rank in silent if snapshot.hosts.get(rank) in heard)
     has_run = any(state.step is not None for state in snapshot.states.values())
     never = snapshot.never_heard if has_run else beside & snapshot.never_heard
-    for excused in dict.fromkeys((silent, beside | never, never)):
+    graph, roots = _roots(snapshot, history, mismatches, streams, silent)
+    if _is_firm(roots):
+        return graph, roots
+    by_order = _by_their_order(snapshot, history, graph)
+    if by_order is not None and _is_firm(by_order[1]):
+        return by_order
+    for excused in dict.fromkeys((beside | never, never)):
         graph, roots = _roots(snapshot, history, mismatches, streams, excused)
         if _is_firm(roots):
             return graph, roots
-    return _without_their_waiters(snapshot, history, mismatches, streams, graph) or (graph, roots)
+    return _without_their_waiters(snapshot, history, mismatches, streams, graph) or by_order or (graph, roots)
+
+
+def _by_their_order(snapshot: Snapshot, history: History, graph: WaitGraph) -> tuple[WaitGraph, list[Root]] | None:
+    """Where chains of waits end at ranks that are not heard of: those that others wait for and whose order is not what
+    it was in the steps before. None if there are none. A suspicion where something else is held up too."""
+    operations = {id(wait.operation): wait.operation for own in graph.waits.values() for wait in own}
+    few_first = sorted(operations.values(), key=lambda one: len(one.absent))
+    lacking = dict.fromkeys(rank for one in few_first[:MOST_LACKING] for rank in one.absent[:MOST_LACKING])
+    root = out_of_order(snapshot, graph, Programs(snapshot, history), list(lacking)[:MOST_LACKING])
+    if root is None:
+        return None
+    waiters = Waiters.of(graph).waiting_for(root.ranks)
+    return graph, [replace(root, waiters=len(waiters), is_suspicion=bool(held(graph, snapshot)))]
 
 
 def _roots(
@@ -127,7 +155,7 @@ def _roots(
 
 
 def _is_firm(roots: Sequence[Root]) -> bool:
-    return any(root.kind not in INCONCLUSIVE_KINDS for root in roots)
+    return any(not root.is_suspicion and root.kind not in INCONCLUSIVE_KINDS for root in roots)
 
 
 def _without_their_waiters(
@@ -160,15 +188,16 @@ def _judge(
     later: Snapshot, roots: Sequence[Root], still: Stillness, pace: Pace
 ) -> tuple[State, list[Root], list[Abstention]]:
     """What the job is doing, the roots that are named for it, and what is to be said of that."""
-    firm = [root for root in roots if root.kind not in INCONCLUSIVE_KINDS and not _is_undone(root, still)]
+    firm = [root for root in roots if _is_firm([root]) and not _is_undone(root, still)]
     if not firm:
-        return (State.RUNNING, [], []) if still.moved else (State.INCONCLUSIVE, list(roots), [])
+        return (State.RUNNING, [], []) if still.moved else (State.INCONCLUSIVE, list(roots), _why_nobody(still, roots))
     stuck = [root for root in firm if still.is_stuck(root)]
+    sure = {id(root) for root in stuck}
+    open_still = [root for root in firm if id(root) not in sure]
+    doubtful = [root for root in open_still if not still.patience.is_program(root)]
     if stuck:
-        sure = {id(root) for root in stuck}
-        doubtful = [root for root in firm if id(root) not in sure and not still.has_moved(root)]
-        return State.HANG, [*stuck, *(_suspected(root) for root in doubtful)], []
-    suspects = [_suspected(root) for root in firm]
+        return State.HANG, [*stuck, *(_suspected(root) for root in doubtful if not still.has_moved(root))], []
+    suspects = [_suspected(root) for root in doubtful]
     if _all_lag(later, firm):
         reason = (
             f"the ranks that are waited for are on {', '.join(later.lagging[:4])}, whose newest data is old: its clock "
@@ -177,15 +206,26 @@ def _judge(
         return State.INCONCLUSIVE, suspects, [Abstention("clocks", reason)]
     step_s = pace.step_s()
     if still.longest_wait_s() >= (FIRST_SLOW_S if step_s is None else max(SLOW_S, step_s)):
-        return State.SLOW, suspects, [_why_not_stuck(firm[0], still)]
+        return State.SLOW, suspects, [_why_not_stuck((doubtful or open_still)[0], still)]
     if not still.moved and step_s is None:
         return State.INCONCLUSIVE, [], [Abstention("steps", "it is still starting: no step has been completed yet")]
     return State.RUNNING, [], []
 
 
+def _why_nobody(still: Stillness, roots: Sequence[Root]) -> list[Abstention]:
+    """Why nobody is suspected although ranks stand still: what would tell it is lost."""
+    stands = held(still.graph, still.later)
+    short = {rank for one in stands for rank in without_record(still.later, one.members, (one.group, one.sequence))}
+    if roots or not short:
+        return []
+    told = f"the records of rank {listed(sorted(short))} in an operation that all have joined are lost: it may have"
+    return [Abstention("records", f"{told} called something else there")]
+
+
 def _is_undone(root: Root, still: Stillness) -> bool:
-    """Whether a root is of the program itself, and yet one of its ranks moved: only looks of other moments made it."""
-    return root.kind in OF_THE_PROGRAM and still.has_moved(root)
+    """Whether a root is of the program itself, and yet one of its ranks moved, or was not behind at the earlier look:
+    only looks of other moments made it."""
+    return root.kind in OF_THE_PROGRAM and (still.has_moved(root) or not still.was_so(root))
 
 
 def _suspected(root: Root) -> Root:
@@ -198,10 +238,15 @@ def _all_lag(later: Snapshot, roots: Sequence[Root]) -> bool:
 
 
 def _why_not_stuck(root: Root, still: Stillness) -> Abstention:
+    if still.patience.is_program(root):
+        phases = ", ".join(sorted(still.patience.program))
+        return Abstention(
+            "hang", f"half of the ranks or more are in {phases}: that is the program, and no fault of theirs"
+        )
     who = f"rank {listed(root.ranks)}" if len(root.ranks) == 1 else f"ranks {listed(root.ranks)}"
     if still.has_moved(root):
         return Abstention("hang", f"{who} did something between the two looks, so it is slow rather than stuck")
-    stood_s, needed_s = still.stood_s(root), still.needed_s(root)
+    stood_s, needed_s = still.stood_s(root), still.patience.needed_s(root)
     reason = f"{who} has stood still for {stood_s:.0f} s at least, and is called stuck from {needed_s:.0f} s on"
     return Abstention("hang", reason)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .history import History
 from .operations import takes_equal_parts
+from .recovered import without_record
 from .states import Snapshot
 from .streams import Streams
 from .verdict import CulpritKind
@@ -15,7 +16,10 @@ from .verdict import CulpritKind
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One accusation, before its evidence is gathered. ``group`` is the store's id of the group concerned."""
+    """One accusation, before its evidence is gathered. ``group`` is the store's id of the group concerned.
+
+    ``is_suspicion``: something else is not explained by it, so that nobody is accused on it.
+    """
 
     ranks: tuple[int, ...]
     kind: CulpritKind
@@ -25,6 +29,7 @@ class Root:
     sequence: int | None = None
     waiters: int = 0
     why: str = ""
+    is_suspicion: bool = False
 
 
 def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | None = None) -> list[Root]:
@@ -36,7 +41,8 @@ def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | Non
     names: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for state in snapshot.states.values():
         for flight in heads.get(state.rank, state.flights):
-            if flight.communicates and flight.kind == "collective" and state.is_present:
+            is_told = flight.communicates and flight.kind == "collective" and not flight.is_recovered
+            if is_told and state.is_present:
                 assert flight.group is not None
                 assert flight.sequence is not None
                 names[flight.group, flight.sequence][flight.segment].append(state.rank)
@@ -71,7 +77,7 @@ def _of_another_size(snapshot: Snapshot, history: History, group: int, sequence:
         sizes |= {rank: size for rank, (other, size) in completed.items() if other == segment and rank not in sizes}
     counts = Counter(sizes.values())
     if len(counts) < 2:
-        return None
+        return _unlike_its_past(snapshot, history, (group, sequence), segment, sizes)
     (size, most), (_, next_most) = counts.most_common(2)
     steps = {rank: snapshot.states[rank].step for rank in sizes if rank in snapshot.states}
     asked = [(rank, step) for rank, step in steps.items() if step is not None][:4]
@@ -84,6 +90,23 @@ def _of_another_size(snapshot: Snapshot, history: History, group: int, sequence:
     why = f"at number {sequence} of the group the members give operations of different sizes: {told}"
     sure = 0.85 if len(few) < len(sizes) else 0.5
     return Root(tuple(sorted(few)), CulpritKind.MISMATCH, sure, segment, group, sequence, why=why)
+
+
+def _unlike_its_past(
+    snapshot: Snapshot, history: History, key: tuple[int, int], segment: str, sizes: Mapping[int, int]
+) -> Root | None:
+    """The only member whose record of an operation that all have joined is there, if it gives as much as it never did
+    at that point of its steps. Of several that do so alike the program has changed, and they agree."""
+    name = snapshot.groups.get(key[0])
+    if len(sizes) != 1 or name is None or len(without_record(snapshot, name.ranks, key)) != len(name.ranks) - 1:
+        return None
+    [(rank, size)] = sizes.items()
+    step = snapshot.states[rank].step if rank in snapshot.states else None
+    usual = None if step is None else history.expected_size(rank, step, *key)
+    if usual is None or usual == size:
+        return None
+    why = f"at number {key[1]} of the group rank {rank} gives {size:,} bytes, in its last steps {usual:,} each"
+    return Root((rank,), CulpritKind.MISMATCH, 0.6, segment, *key, why=why)
 
 
 def _mismatch(snapshot: Snapshot, history: History, group: int, sequence: int, by_name: dict[str, list[int]]) -> Root:

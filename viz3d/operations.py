@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 _SYNCHRONISING = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
@@ -10,6 +11,7 @@ _ONE_WAY = ("forward", "backward")
 _NOT_A_LETTER = re.compile(r"[^a-z]+")
 
 
+@functools.lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     """A name without case, separators and numbers: `c10d::_allgather_base_` and `AllGather` both hold allgather."""
     return _NOT_A_LETTER.sub("", name.lower())

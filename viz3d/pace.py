@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..collectors.store import Attempt, Store
 from ..collectors.views import literal
+from ..profiler.vocabulary import WAITING_KINDS
 from .states import RankState
 
 WARM_UP_STEPS = 2
@@ -15,6 +17,14 @@ WARM_UP_STEPS = 2
 USUAL_QUANTILE = 0.99
 LOOK_BACK_NS = 600 * 10**9
 """So far back heartbeats are searched for the last one in which a rank still moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A segment of a rank's own work, by name and kind."""
+
+    segment: str
+    kind: str
 
 
 class Pace(Protocol):
@@ -32,6 +42,10 @@ class Pace(Protocol):
         """For how long a rank has completed nothing, seconds: since the last heartbeat that differs."""
         ...
 
+    def last_works(self, ranks: Sequence[int]) -> Mapping[int, Work]:
+        """The work that ranks were last seen in, those without any left out."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class KnownPace:
@@ -40,6 +54,7 @@ class KnownPace:
     step: float | None = None
     segments: dict[str, float] = field(default_factory=dict)
     unchanged: dict[int, float] = field(default_factory=dict)
+    last: dict[int, Work] = field(default_factory=dict)
 
     def step_s(self) -> float | None:
         """See `Pace`."""
@@ -52,6 +67,10 @@ class KnownPace:
     def unchanged_s(self, state: RankState) -> float | None:
         """See `Pace`."""
         return self.unchanged.get(state.rank)
+
+    def last_works(self, ranks: Sequence[int]) -> Mapping[int, Work]:
+        """See `Pace`."""
+        return {rank: self.last[rank] for rank in ranks if rank in self.last}
 
 
 @dataclass(slots=True)
@@ -97,6 +116,24 @@ class StorePace:
             self._changed_ns = self._last_changes()
         changed = self._changed_ns.get(state.rank)
         return None if changed is None else (state.moment_ns - changed) / 1e9
+
+    def last_works(self, ranks: Sequence[int]) -> Mapping[int, Work]:
+        """See `Pace`: by their newest heartbeats of the last minutes."""
+        if not ranks:
+            return {}
+        rows = self.store.query(
+            f"""SELECT rank, arg_max(in_flight, moment_ns) AS in_flight FROM heartbeats
+                WHERE rank IN ({", ".join(map(str, ranks))})
+                AND moment_ns BETWEEN {self.moment_ns - LOOK_BACK_NS} AND {self.moment_ns} GROUP BY rank""",
+            attempt=self.attempt,
+        ).to_pylist()
+        found = {}
+        for row in rows:
+            own = [one for one in row["in_flight"] or () if one["kind"] not in WAITING_KINDS]
+            if own:
+                last = max(own, key=lambda one: one["begun_ns"] or 0)
+                found[int(row["rank"])] = Work(str(last["segment"]), str(last["kind"]))
+        return found
 
     def _last_changes(self) -> dict[int, int]:
         table = self.store.query(

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..collectors.dumps import dumps_folder
+from ..collectors.storage.address import store_path
 from ..collectors.store import Attempt, Store
 from ..profiler.errors import MegascopeError, UsageError
+from .collector import without_collector
 from .dumps.facts import DumpFolder
 from .dumps.judging import judge_dumps, judge_snapshot
 from .dumps.merging import merged
@@ -40,7 +42,8 @@ def sort_paths(paths: Sequence[Path]) -> Sources:
     """What each path holds. MegascopeError for one that is missing, or holds nothing that tells of a hang;
     UsageError for more than one store."""
     stores, dumps, logs = [], [], []
-    for path in paths:
+    for given in paths:
+        path = store_path(given)
         if not path.exists():
             raise MegascopeError(f"{path} does not exist: name a store, a folder of Flight Recorder dumps, or logs.")
         if (path / MANIFESTS).is_dir():
@@ -63,6 +66,7 @@ def _has_logs(path: Path) -> bool:
         return False
 
 
+@without_collector()
 def diagnose_paths(
     sources: Sources,
     opened: tuple[Store, Attempt] | None = None,

@@ -60,17 +60,11 @@ class Programs:
         return self._history.expected_issued(state.rank, state.step, own.group, own.sequence, other)
 
     def issues_late(self, state: RankState, head: Flight) -> tuple[int, int] | None:
-        """Of a rank that runs ahead: a collective that it usually issues before the head of its stream, and has issued
-        after it, as (group, number); None if there is none. What was issued before the head is complete."""
-        flights = {(one.group, one.kind) for one in state.flights}
+        """Of a rank that runs ahead: a collective or a send that it usually issues before the head of its stream, and
+        has issued after it, as (group, number); None if there is none."""
         for other in self._places.groups_of(state.rank):
-            if other == head.group or (other, "collective") not in flights:
-                continue
-            number = state.completed(other) + 1
-            if other not in state.progress:
-                later = (one.sequence for one in state.flights if one.group == other and _is_after(one, head))
-                number = min((one for one in later if one is not None), default=0)
-            expected = self.expected(state, head, other)
+            number = 0 if other == head.group else _first_after(state, other, head)
+            expected = self.expected(state, head, other) if number else None
             if expected is not None and 0 < number <= expected <= state.issued(other):
                 return other, number
         return None
@@ -98,8 +92,14 @@ class Programs:
         return 2 * ahead > peers
 
 
-def _is_after(one: Flight, other: Flight) -> bool:
-    return (one.begun_ns or 0) > (other.begun_ns or 0)
+def _first_after(state: RankState, group: int, head: Flight) -> int:
+    """The first number of a group, of collectives or sends, that is recorded as issued after the head of a rank's
+    stream; 0 for none. When an operation was issued whose record is lost is not known."""
+    own = [one for one in state.flights if one.group == group and one.sequence is not None]
+    if not any(one.kind == "collective" or one.sends for one in own):
+        return 0
+    later = (one.sequence or 0 for one in own if (one.begun_ns or 0) > (head.begun_ns or 0))
+    return min(later, default=0)
 
 
 def find_skipped(snapshot: Snapshot, history: History, ranks: Iterable[int]) -> list[Root]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..profiler.rendezvous import RENDEZVOUS
 from ..profiler.vocabulary import SegmentKind
 from .ends import Waiters, find_ends
-from .graph import Wait, WaitGraph
+from .graph import Operation, Wait, WaitGraph
 from .history import History
 from .joined import judge_joined, stands_in, told_held, unfinished
 from .knots import judge_knot
@@ -38,7 +38,9 @@ def name_roots(snapshot: Snapshot, graph: WaitGraph, history: History, mismatche
     accused |= set(ends.ranks)
     for knot in ends.knots:
         if not accused & set(knot):
-            roots += judge_knot(snapshot, graph, history, knot)
+            judged = judge_knot(snapshot, graph, history, knot)
+            roots += judged
+            accused |= {rank for root in judged for rank in root.ranks}
     named = {rank for root in roots for rank in root.ranks}
     roots += _asymmetric(snapshot, graph, history.asynchronous(), named)
     if not roots:
@@ -167,11 +169,17 @@ def _asymmetric(snapshot: Snapshot, graph: WaitGraph, beside: frozenset[str], ac
 
 def _unfinished(graph: WaitGraph, snapshot: Snapshot) -> list[Root]:
     """Operations that all members joined and none completes: nobody is at fault, the links between them may be."""
+    found = (unfinished(snapshot, one.members, one.segment, (one.group, one.sequence)) for one in held(graph, snapshot))
+    return [root for root in found if root is not None]
+
+
+def held(graph: WaitGraph, snapshot: Snapshot) -> list[Operation]:
+    """Operations that all members are seen to have joined and none has completed."""
     return [
-        unfinished(snapshot, operation.members, operation.segment, key)
-        for key, operation in graph.joined.items()
+        operation
+        for (group, sequence), operation in graph.joined.items()
         if not graph.unheard & set(operation.members)
-        and not any(snapshot.states[rank].completed(key[0]) >= key[1] for rank in operation.members)
+        and not any(snapshot.states[rank].completed(group) >= sequence for rank in operation.members)
     ]
 
 

@@ -10,6 +10,7 @@ from ..collectors.clock_sql import CLOCK_PIECES, aligned_sql
 from ..collectors.clocks import Clocks, load_clocks
 from ..collectors.store import Attempt, Store
 from .actions import parse_actions
+from .beats import COLUMNS, states_of
 from .states import Flight, RankState, Snapshot
 from .verdict import GroupName
 
@@ -49,13 +50,12 @@ def take_looks(
     not in it. Frozen looks are the two snapshots of the newest incident.
     """
     job = _load_job(store, attempt)
-    newest = _newest_heartbeats(store, attempt, job, moment_ns)
+    before, newest = _heartbeats(store, attempt, job, apart_ns, moment_ns)
     if not newest:
         return _frozen_looks(store, attempt, job, moment_ns)
     later = _snapshot(job, newest)
     if apart_ns <= 0:
         return later, later
-    before = _heartbeats_before(store, attempt, apart_ns, {state.rank: state.moment_ns for state in newest.values()})
     return replace(later, states={rank: before[rank] for rank in later.states if rank in before}), later
 
 
@@ -64,16 +64,19 @@ def _load_job(store: Store, attempt: Attempt) -> _Job:
         int(row["group"]): GroupName(str(row["kind"]), tuple(sorted(row["ranks"])))
         for row in store.query("SELECT * FROM groups", attempt=attempt).to_pylist()
     }
-    ranks = store.query("SELECT * FROM ranks", attempt=attempt)
-    axes = tuple(attempt.layout) or tuple(name for name in ranks.column_names if name not in RUN_COLUMNS)
-    places = {int(row["rank"]): row for row in ranks.to_pylist()}
-    expected = set(places) | {rank for group in groups.values() for rank in group.ranks}
+    table = store.query("SELECT * FROM ranks", attempt=attempt)
+    axes = tuple(attempt.layout) or tuple(name for name in table.column_names if name not in RUN_COLUMNS)
+    columns = {name: table[name].to_pylist() for name in ("rank", "host", *axes) if name in table.column_names}
+    ranks = columns["rank"]
+    unknown = [None] * len(ranks)
+    indices = zip(*(columns.get(axis, unknown) for axis in axes), strict=True) if axes else ((),) * len(ranks)
+    expected = set(ranks) | {rank for group in groups.values() for rank in group.ranks}
     if attempt.world_size is not None and len(expected) < attempt.world_size:
         expected |= set(range(attempt.world_size))
     return _Job(
         groups,
-        {rank: str(row["host"]) for rank, row in places.items()},
-        {rank: {axis: row.get(axis) for axis in axes} for rank, row in places.items()},
+        {rank: str(host) for rank, host in zip(ranks, columns["host"], strict=True)},
+        {rank: dict(zip(axes, own, strict=True)) for rank, own in zip(ranks, indices, strict=True)},
         axes,
         frozenset(expected),
         load_clocks(store, attempt),
@@ -114,59 +117,31 @@ _ALIGNED = f"""
 """Heartbeats with their moments on the reference clock, as `clocks` has it."""
 
 
-def _newest_heartbeats(store: Store, attempt: Attempt, job: _Job, moment_ns: int | None) -> dict[int, RankState]:
+def _heartbeats(
+    store: Store, attempt: Attempt, job: _Job, apart_ns: int, moment_ns: int | None
+) -> tuple[dict[int, RankState], dict[int, RankState]]:
+    """Each rank at its newest heartbeat that is at least ``apart_ns`` older than its newest one (none if that is not
+    positive), and at its newest one, not after ``moment_ns``; in one pass over the table."""
     if moment_ns is None:
         source, bound = "heartbeats", ""
     elif job.clocks.known:
         source, bound = f"({_ALIGNED})", f"WHERE aligned_ns <= {int(moment_ns)}"
     else:
         source, bound = "heartbeats", f"WHERE moment_ns <= {int(moment_ns)}"
-    return _states(
-        store,
-        attempt,
-        f"""SELECT * FROM heartbeats SEMI JOIN
-            (SELECT rank, max(moment_ns) AS moment_ns FROM {source} {bound} GROUP BY rank) newest
-            USING (rank, moment_ns)""",
+    beats = store.query(
+        f"""WITH newest AS (SELECT rank, max(moment_ns) AS moment_ns FROM {source} {bound} GROUP BY rank),
+            earlier AS (
+                SELECT rank, max(beats.moment_ns) AS moment_ns FROM heartbeats beats JOIN newest USING (rank)
+                WHERE {apart_ns > 0} AND beats.moment_ns <= newest.moment_ns - {int(apart_ns)} GROUP BY rank
+            ),
+            looks AS (SELECT *, true AS is_newest FROM newest UNION ALL SELECT *, false FROM earlier)
+            SELECT {", ".join(COLUMNS)}, is_newest FROM heartbeats JOIN looks USING (rank, moment_ns)""",
+        attempt=attempt,
     )
-
-
-def _heartbeats_before(
-    store: Store, attempt: Attempt, apart_ns: int, newest: Mapping[int, int]
-) -> dict[int, RankState]:
-    """Each rank's newest heartbeat at least ``apart_ns`` before the given moment of its own."""
-    if not newest:
-        return {}
-    by_moment: dict[int, list[int]] = {}
-    for rank, moment in newest.items():
-        by_moment.setdefault(moment, []).append(rank)
-    given = ", ".join(f"({moment}, {ranks})" for moment, ranks in by_moment.items())
-    return _states(
-        store,
-        attempt,
-        f"""WITH later AS (SELECT unnest(ranks) AS rank, moment_ns FROM (VALUES {given}) given(moment_ns, ranks))
-            SELECT * FROM heartbeats SEMI JOIN
-            (SELECT rank, max(beats.moment_ns) AS moment_ns FROM heartbeats beats JOIN later USING (rank)
-             WHERE beats.moment_ns <= later.moment_ns - {int(apart_ns)} GROUP BY rank) earlier
-            USING (rank, moment_ns)""",
-    )
-
-
-def _states(store: Store, attempt: Attempt, sql: str) -> dict[int, RankState]:
-    return {int(row["rank"]): _state(row) for row in store.query(sql, attempt=attempt).to_pylist()}
-
-
-def _state(row: Mapping[str, Any]) -> RankState:
-    return RankState(
-        rank=int(row["rank"]),
-        moment_ns=int(row["moment_ns"]),
-        step=row["step"],
-        flights=tuple(_flight(flight) for flight in row["in_flight"] or ()),
-        progress={
-            int(one["group"]): (int(one["issued"] or 0), int(one["completed"] or 0)) for one in row["progress"] or ()
-        },
-        process_state=row["process_state"],
-        spans=row["spans"],
-    )
+    looks: tuple[dict[int, RankState], dict[int, RankState]] = {}, {}
+    for state, is_newest in zip(states_of(beats), beats["is_newest"].to_pylist(), strict=True):
+        looks[is_newest][state.rank] = state
+    return looks
 
 
 def _flight(row: Mapping[str, Any]) -> Flight:

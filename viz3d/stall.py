@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..collectors.store import Attempt, Store
 from .actions import parse_actions
-from .stillness import STUCK_S
+from .patience import STUCK_S
 
 STILL_OPEN_NS = 10 * 10**9
 """A stall that was closed so shortly before the end was closed by the end: ranks that are interrupted move."""

@@ -25,6 +25,8 @@ class Flight:
     begun_ns: int | None = None
     size_bytes: int | None = None
     waiting: bool | None = None
+    is_recovered: bool = False
+    """Whether its own record is lost, and it is as the other members have it: see `recovered`."""
 
     @property
     def communicates(self) -> bool:

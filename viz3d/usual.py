@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 REACH_STEPS = 4
 """An operation is looked for in so many steps after the last recorded one, at most."""
@@ -58,12 +58,17 @@ class UsualSteps:
         return Place(group, index, step) if step <= min(self.now, max(self.steps) + REACH_STEPS) else None
 
     def twin(self, place: Place) -> Issued | None:
-        """The operation at the same place of the newest usual step."""
+        """The operation at the same place of the newest usual step; without a size if that differs from step to
+        step."""
         step = self._usual_step(place.group)
-        return None if step is None else self._at(step, place)
+        twin = None if step is None else self._at(step, place)
+        others = (self._at(one, place) for one in self._usual_steps(place.group)) if twin is not None else ()
+        is_alike = twin is not None and all(one is None or one.size_bytes == twin.size_bytes for one in others)
+        return twin if twin is None or is_alike else replace(twin, size_bytes=None)
 
     def issued_before(self, place: Place, other: int) -> int | None:
-        """The last number that is issued in group ``other`` before the operation at a place, if all is as usual.
+        """The last number that is issued in group ``other`` before the operation at a place, if all is as usual: the
+        least that it was, where the order of the two differs from step to step.
 
         A step that has fewer of them than usual counts as whole: the rank went past it, and is short.
         """
@@ -72,8 +77,16 @@ class UsualSteps:
         twin = None if step is None else self._at(step, place)
         if step is None or twin is None or per_step is None or whole is None:
             return None
-        earlier = sum(one.group == other and one.issued_ns < twin.issued_ns for one in self.steps[step])
-        return whole[1] + (place.step - whole[0] - 1) * per_step + earlier
+        before = [self._issued_by(other, step, twin)]
+        for one in self._usual_steps(place.group):
+            own = self._at(one, place)
+            if own is not None and self._count(one, other) == per_step:
+                before.append(self._issued_by(other, one, own))
+        return whole[1] + (place.step - whole[0] - 1) * per_step + min(before)
+
+    def _issued_by(self, group: int, step: int, twin: Issued) -> int:
+        """How many operations of a group are issued in a step before one of it."""
+        return sum(one.group == group and one.issued_ns < twin.issued_ns for one in self.steps[step])
 
     def ends_before(self, first: Place, second: Place) -> bool | None:
         """Whether the one operation always ends before the other begins; None where fewer than two steps tell."""

@@ -42,16 +42,27 @@ class CulpritKind(StrEnum):
     INIT = "init"
 
 
+class _Hashed:
+    """Room for a hash that is worked out once."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True)
-class GroupName:
+class GroupName(_Hashed):
     """A process group by its identity: kind and sorted global ranks."""
 
     kind: str
     ranks: tuple[int, ...]
 
     def __hash__(self) -> int:
-        """Of the ends of the ranks only: the group of a whole fleet is looked up often, and holds all of them."""
-        return hash((self.kind, len(self.ranks), self.ranks[:2], self.ranks[-1:]))
+        """Of the ends of the ranks only, and kept: the group of a fleet holds all of them, and is looked up often."""
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((self.kind, len(self.ranks), self.ranks[:2], self.ranks[-1:])))
+            return self._hash
 
     def __str__(self) -> str:
         return f"{self.kind} [{listed(self.ranks)}]"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from megascope.profiler.topology import Topology, group_id
+from megascope.viz3d.graph import WaitGraph
 from megascope.viz3d.states import Flight, RankState, Snapshot
 from megascope.viz3d.verdict import GroupName
 
@@ -127,3 +128,11 @@ def cascade(mesh: Topology, culprit: int) -> Scene:
         elif rank != culprit:
             scene.collective(rank, "world", 2, since_s=30)
     return scene
+
+
+def edges(graph: WaitGraph) -> dict[int, set[int]]:
+    """Rank -> ranks that it waits for."""
+    return {
+        rank: {absent for wait in waits for absent in wait.operation.absent} - {rank}
+        for rank, waits in graph.waits.items()
+    }

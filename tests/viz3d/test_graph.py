@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from megascope.profiler.topology import Topology
 from megascope.viz3d.ends import Waiters, components, find_ends
 from megascope.viz3d.graph import build_graph
-from support.hang_scenes import Scene, cascade
+from support.hang_scenes import Scene, cascade, edges
 
 MESHES = st.sampled_from(
     [Topology.of(pp=2, dp=2, tp=2), Topology.of(ep=2, cp=4), Topology.of(dp=3, x=2, y=2, z=2), Topology.of(dp=4)]
@@ -27,9 +27,9 @@ def test_a_victim_has_a_way_out_and_a_culprit_none(mesh: Topology, data: st.Data
     graph = build_graph(scene.snapshot())
     assert find_ends(graph).ranks == (culprit,)
     assert find_ends(graph).knots == ()
-    edges = graph.edges()
-    assert culprit not in edges
-    assert all(edges[victim] for victim in graph.waiting())
+    found = edges(graph)
+    assert culprit not in found
+    assert all(found[victim] for victim in graph.waiting())
     assert Waiters.of(graph).waiting_for([culprit]) == graph.waiting() == set(range(mesh.world_size)) - {culprit}
 
 
@@ -38,9 +38,9 @@ def test_a_victim_has_a_way_out_and_a_culprit_none(mesh: Topology, data: st.Data
 def test_more_victims_never_change_the_culprit(mesh: Topology, data: st.DataObject) -> None:
     """Any of those who do not wait for it directly may have gone through before; whoever waits, waits for the same."""
     culprit = data.draw(st.integers(0, mesh.world_size - 1))
-    edges = build_graph(cascade(mesh, culprit).snapshot()).edges()
-    direct = {rank for rank, targets in edges.items() if culprit in targets}
-    gone_through = data.draw(st.sets(st.sampled_from(sorted(edges)))) - direct
+    found = edges(build_graph(cascade(mesh, culprit).snapshot()))
+    direct = {rank for rank, targets in found.items() if culprit in targets}
+    gone_through = data.draw(st.sets(st.sampled_from(sorted(found)))) - direct
     scene = cascade(mesh, culprit)
     for rank in gone_through:
         scene.states[rank] = Scene(mesh).states[rank]
@@ -50,7 +50,7 @@ def test_more_victims_never_change_the_culprit(mesh: Topology, data: st.DataObje
     graph = build_graph(scene.snapshot())
     assert find_ends(graph).ranks == (culprit,)
     assert find_ends(graph).knots == ()
-    assert graph.waiting() == set(edges) - gone_through
+    assert graph.waiting() == set(found) - gone_through
 
 
 @settings(deadline=None)
@@ -73,20 +73,20 @@ def test_a_receive_waits_for_the_kth_send() -> None:
     scene.message(1, "recv", 0, 4)
     group = scene.group("pp_forward", (0, 1))
     scene.progress(0, group, 3, 3)
-    assert build_graph(scene.snapshot()).edges() == {1: {0}}
+    assert edges(build_graph(scene.snapshot())) == {1: {0}}
     scene.progress(0, group, 4, 3)
-    assert build_graph(scene.snapshot()).edges() == {}
+    assert edges(build_graph(scene.snapshot())) == {}
 
 
 def test_in_a_group_of_both_directions_only_a_matching_message_counts() -> None:
     scene = Scene(Topology.of(pp=2))
     scene.message(0, "recv", 1, 1, kind="pp")
     scene.message(1, "recv", 0, 1, kind="pp")
-    assert build_graph(scene.snapshot()).edges() == {0: {1}, 1: {0}}
+    assert edges(build_graph(scene.snapshot())) == {0: {1}, 1: {0}}
     matched = Scene(Topology.of(pp=2))
     matched.message(0, "recv", 1, 1, kind="pp")
     matched.message(1, "send", 0, 1, kind="pp")
-    assert build_graph(matched.snapshot()).edges() == {}
+    assert edges(build_graph(matched.snapshot())) == {}
 
 
 def test_ranks_that_are_not_there_wait_for_nobody_and_are_waited_for() -> None:
@@ -95,7 +95,7 @@ def test_ranks_that_are_not_there_wait_for_nobody_and_are_waited_for() -> None:
         for rank in range(3):
             scene.collective(rank, "dp", 5)
         scene.process(2, state)
-        assert build_graph(scene.snapshot()).edges() == {0: {2}, 1: {2}}
+        assert edges(build_graph(scene.snapshot())) == {0: {2}, 1: {2}}
 
 
 def test_a_rank_without_data_is_absent() -> None:
@@ -105,7 +105,7 @@ def test_a_rank_without_data_is_absent() -> None:
     scene.lose(2)
     snapshot = scene.snapshot()
     assert snapshot.missing == (2,)
-    assert build_graph(snapshot).edges() == {0: {2}, 1: {2}}
+    assert edges(build_graph(snapshot)) == {0: {2}, 1: {2}}
 
 
 @settings(deadline=None, max_examples=4)

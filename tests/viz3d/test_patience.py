@@ -10,7 +10,7 @@ from megascope.collectors.store import Store
 from megascope.profiler.topology import Topology
 from megascope.viz3d.hang import diagnose
 from megascope.viz3d.looks import Diagnosis, compare_looks
-from megascope.viz3d.pace import KnownPace, StorePace
+from megascope.viz3d.pace import KnownPace, StorePace, Work
 from megascope.viz3d.verdict import CulpritKind, HangVerdict, State
 from support.hang_scenes import MOMENT_NS, SECOND, Scene, cascade
 from support.hang_store import steps_done, write_scene
@@ -47,7 +47,9 @@ def judged(scene: Scene, pace: KnownPace, apart_s: float = 5.0) -> Diagnosis:
         ("checkpoint_write", "checkpoint", RUNS, 20, State.SLOW),
         ("checkpoint_write", "checkpoint", RUNS, 31, State.HANG),
         ("checkpoint_write", "checkpoint", KnownPace(step=0.2, segments={"checkpoint_write": 50}), 90, State.SLOW),
+        ("data", "data", RUNS, 12, State.SLOW),
         ("data", "data", RUNS, 15, State.HANG),
+        ("data", "data", KnownPace(step=0.2, segments={"data": 3.0}), 29, State.SLOW),
         ("data", "data", KnownPace(step=0.2), 15, State.SLOW),
         ("data", "data", RUNS, 31, State.HANG),
         ("eval", "eval", KnownPace(step=20.0), 50, State.SLOW),
@@ -71,6 +73,59 @@ def test_first_times_and_slow_work_get_more_time(
         assert found.waiting == found.explained == {0, 2, 3}
     if state == State.INCONCLUSIVE:
         assert "still starting" in found.abstained[0].reason
+
+
+PHASES = [("evaluate", "eval"), ("checkpoint_write", "checkpoint"), ("compile_model", "compile")]
+
+
+@pytest.mark.parametrize(("segment", "kind"), PHASES)
+@pytest.mark.parametrize(
+    ("inside", "since_s", "named"), [(4, 60, False), (7, 60, False), (3, 60, True), (7, 601, True)]
+)
+def test_what_half_of_the_ranks_are_in_is_the_program(
+    segment: str, kind: str, inside: int, since_s: float, named: bool
+) -> None:
+    """Some of eight ranks are in a phase, the others have come to a barrier: of few it is their fault, of many not."""
+    scene = Scene(Topology.of(dp=8))
+    for rank in range(8):
+        if rank < inside:
+            scene.work(rank, segment, since_s, kind)
+        else:
+            scene.collective(rank, "dp", 2, since_s=since_s)
+    found = judged(scene, RUNS)
+    assert found.state == (State.HANG if named else State.SLOW)
+    assert {rank for root in found.roots for rank in root.ranks} == (set(range(inside)) if named else set())
+    assert named or f"half of the ranks or more are in {segment}" in found.abstained[0].reason
+
+
+def test_a_rank_in_a_phase_in_which_the_others_wait_for_it_is_stuck() -> None:
+    """All evaluate, and seven of them wait inside for the eighth."""
+    scene = Scene(Topology.of(dp=8))
+    for rank in range(8):
+        scene.work(rank, "evaluate", 60, "eval")
+        if rank != 5:
+            scene.collective(rank, "dp", 2, since_s=50)
+    found = judged(scene, RUNS)
+    assert (found.state, [root.ranks for root in found.roots]) == (State.HANG, [(5,)])
+
+
+@pytest.mark.parametrize(
+    ("last", "usual_s", "since_s", "state"),
+    [
+        (Work("checkpoint_write", "checkpoint"), 60.0, 40, State.SLOW),
+        (Work("checkpoint_write", "checkpoint"), 60.0, 121, State.HANG),
+        (Work("forward", "compute"), 60.0, 40, State.HANG),
+        (None, 60.0, 40, State.HANG),
+    ],
+)
+def test_a_rank_that_fell_silent_in_a_checkpoint_may_still_write_it(
+    last: Work | None, usual_s: float, since_s: float, state: State
+) -> None:
+    scene = held_up("checkpoint_write", "checkpoint", since_s=since_s)
+    scene.lose(1)
+    works = {} if last is None else {1: last}
+    pace = KnownPace(step=0.2, segments={"checkpoint_write": usual_s, "forward": usual_s}, last=works)
+    assert judged(scene, pace).state == state
 
 
 def test_a_rank_between_segments_is_timed_by_what_it_completed_last() -> None:
@@ -147,6 +202,14 @@ def test_the_store_tells_the_pace(tmp_path: Path) -> None:
     assert pace.unchanged_s(states[0]) is None
     early = StorePace(store, store.attempt(), MOMENT_NS - 100_000 * SECOND)
     assert (early.step_s(), early.segment_s("forward")) == (None, None)
+
+
+def test_the_store_tells_what_a_rank_was_last_in(tmp_path: Path) -> None:
+    scene = held_up("checkpoint_write", "checkpoint", since_s=20)
+    store = write_scene(tmp_path / "store", scene.looks(apart_s=6))
+    pace = StorePace(store, store.attempt(), MOMENT_NS)
+    assert pace.last_works([1, 2, 9]) == {1: Work("checkpoint_write", "checkpoint")}
+    assert pace.last_works([]) == {}
 
 
 def test_slow_names_a_suspect_in_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

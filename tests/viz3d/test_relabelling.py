@@ -70,8 +70,17 @@ def half_without_data() -> Scene:
     return scene
 
 
+def lost_record() -> Scene:
+    """Rank 4 waits for rank 5, which is stuck, and only its number over tp says so."""
+    scene = stuck_in_work()
+    state = scene.states[4]
+    scene.states[4] = replace(state, flights=tuple(one for one in state.flights if not one.communicates))
+    return scene
+
+
 SCENES: dict[str, tuple[Callable[[], Scene], set[tuple[tuple[int, ...], CulpritKind]]]] = {
     "stuck in work": (stuck_in_work, {((5,), CulpritKind.HOST_STUCK)}),
+    "lost record": (lost_record, {((5,), CulpritKind.HOST_STUCK)}),
     "another name": (another_name, {((3,), CulpritKind.MISMATCH)}),
     "another size": (another_size, {((6,), CulpritKind.MISMATCH)}),
     "stuck device": (ahead_of_a_stuck_device, {((4,), CulpritKind.DEVICE_STUCK)}),

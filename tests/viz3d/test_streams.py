@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.profiler.topology import Topology
+from megascope.viz3d.graph import build_graph
 from megascope.viz3d.looks import compare_looks
 from megascope.viz3d.states import Flight, RankState, Snapshot
 from megascope.viz3d.streams import LOST, Streams
@@ -122,3 +123,14 @@ def test_ranks_of_which_nothing_was_ever_heard_are_not_accused_beside_a_root(stu
 def _on_hosts(look: Snapshot) -> Snapshot:
     hosts = {rank: f"node{rank // 4}" for rank in range(MESH.world_size)}
     return replace(look, hosts=hosts, never_heard=frozenset(look.missing))
+
+
+def test_who_is_at_a_higher_number_of_a_group_is_not_behind_its_head() -> None:
+    """Of rank 0's operation 7 there is no record, nor of how far it is: rank 1, in it, does not wait for rank 0."""
+    scene = Scene(Topology.of(tp=2))
+    ahead(scene, 0, "tp", 8)
+    ahead(scene, 1, "tp", 7)
+    scene.states[0] = replace(scene.states[0], progress={})
+    graph = build_graph(scene.snapshot())
+    waits = [wait for own in graph.waits.values() for wait in own]
+    assert [(one.rank, one.operation.sequence, one.operation.absent) for one in waits] == [(0, 8, (1,))]

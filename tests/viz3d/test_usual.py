@@ -91,3 +91,36 @@ def test_what_always_ends_before_another_begins_is_told_from_what_may_run_beside
     assert UsualSteps(dict(enumerate(late)), 3).ends_before(first, second) is False
     untimed = [[replace(step[0], end_ns=None), step[1]] for step in every]
     assert UsualSteps(dict(enumerate(untimed)), 3).ends_before(first, second) is None
+
+
+def test_of_an_order_that_differs_from_step_to_step_the_least_number_is_usual() -> None:
+    """Group 12 comes once before and once after the operation of group 11 in each pair of steps."""
+    steps = {}
+    for step in range(4):
+        begun = 1_000_000_000 * step
+        first, second = ((11, 12), (12, 11))[step % 2]
+        steps[step] = [
+            Issued(first, step + 1, "one", begun, begun, begun + 10, None),
+            Issued(second, step + 1, "other", begun + 100, begun + 100, begun + 110, None),
+        ]
+    usual = UsualSteps(steps, 4)
+    place = usual.place(11, 5)
+    assert place is not None
+    assert usual.issued_before(place, 12) == 4  # not 5, as in steps 1 and 3
+
+
+def test_a_size_that_differs_from_step_to_step_is_not_usual() -> None:
+    def twin(sizes: list[int]) -> int | None:
+        every = recorded([11, 12], len(sizes))
+        steps = {
+            step: [replace(one, size_bytes=size) for one in own]
+            for step, (own, size) in enumerate(zip(every, sizes, strict=True))
+        }
+        usual = UsualSteps(steps, len(sizes))
+        place = usual.place(11, len(sizes) + 1)
+        found = None if place is None else usual.twin(place)
+        assert found is not None
+        return found.size_bytes
+
+    assert twin([8, 8, 8]) == 8
+    assert twin([8, 16, 8]) is None

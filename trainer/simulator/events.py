@@ -15,7 +15,9 @@ from ...profiler.vocabulary import Clock, Status
 from .clocks import HostClocks
 from .effects import BoolArray, FloatArray, IntArray
 from .groups import Groups
+from .hang_ahead import IN_STEP, Lead
 from .job import SimulatedJob
+from .launches import enqueued
 from .spans import SEGMENTS, Spans, shape_of
 
 Rows = Callable[[pa.Table, int], None]
@@ -52,11 +54,14 @@ class _Chosen:
 class EventSink:
     """Collects the chosen spans of a few steps and hands them out as rows.
 
-    ``moments_ns`` [steps + 1]: true moment of every synchronisation, known from a run without this sink.
+    ``moments_ns`` [steps + 1]: true moment of every synchronisation, known from a run without this sink. ``lead``: how
+    far hosts are ahead of their devices; where they are, rows tell when the work was issued.
     """
 
-    def __init__(self, job: SimulatedJob, ranks: IntArray, moments_ns: IntArray, groups: Groups, rows: Rows) -> None:
-        self._job, self._groups, self._rows = job, groups, rows
+    def __init__(
+        self, job: SimulatedJob, ranks: IntArray, moments_ns: IntArray, groups: Groups, rows: Rows, lead: Lead = IN_STEP
+    ) -> None:
+        self._job, self._groups, self._rows, self._lead = job, groups, rows, lead
         self._clocks = HostClocks.of(job)
         self._moments_ns = moments_ns
         grid = job.grid
@@ -147,14 +152,19 @@ class EventSink:
             places = {name: values[there] for name, values in places.items()}
         duration = joined("duration")
         own, exposed = joined("own"), joined("exposed")
+        issued = np.full_like(start, ABSENT)
+        if self._lead.in_flight > 1:
+            every = [(column.spans, repeat) for column in columns for repeat in range(column.spans.repeat)]
+            issued = enqueued(self._job, stage, every, start, start + duration, present, self._lead)
         if not self._clocks.are_right:
             host = self._job.grid.host[chosen.rank][:, np.newaxis]
             duration = self._clocks.recorded_ns(start + duration, host)
             start = self._clocks.recorded_ns(start, host)
+            issued = np.where(issued == ABSENT, ABSENT, self._clocks.recorded_ns(issued, host))
             duration -= start
             np.minimum(own, duration, out=own)
         at = places["at"]
-        times = [values.reshape(-1)[at] for values in (start, duration, own, exposed)]
+        times = [values.reshape(-1)[at] for values in (start, duration, own, exposed, issued)]
         return self._arrow(stage, chosen, columns, places["slot"], places["row"], places["step"], times)
 
     def _arrow(
@@ -167,7 +177,7 @@ class EventSink:
         step: IntArray,
         times: list[IntArray],
     ) -> pa.Table:
-        start, duration, own, exposed = times
+        start, duration, own, exposed, issued = times
         fixed = _Fixed.of(columns)
         groups, peers = self._ends(stage, chosen, columns)
         pair = slot * len(chosen.rank) + row
@@ -187,6 +197,7 @@ class EventSink:
                 "duration_ns": pa.array(duration),
                 "self_ns": pa.array(own),
                 "exposed_ns": _nullable(exposed),
+                "enqueue_ns": _nullable(np.where(fixed.clock[slot] == list(Clock).index(Clock.DEVICE), issued, ABSENT)),
                 "clock": _named(fixed.clock[slot], [str(clock) for clock in Clock]),
                 "group": pa.array(group, mask=group == 0),
                 "sequence": pa.array(sequence, mask=per_step == 0),

@@ -111,7 +111,10 @@ class Curve:
     source: str
 
 
-SOURCE = "Jiang et al., MegaScale, NSDI '24: points of MFU as retold in summaries of the paper; model and layout ours."
+SOURCE = (
+    "Jiang et al., MegaScale, NSDI '24: points of MFU as retold in summaries of the paper; Korthikanti et al. 2022, "
+    "abstract: Megatron-LM's of the 530B model; layouts ours."
+)
 
 
 class Sweep:

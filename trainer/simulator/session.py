@@ -17,6 +17,7 @@ from .effects import FloatArray, IntArray
 from .engine import Engine, pieces, room_for_steps
 from .events import EventSink
 from .groups import Groups
+from .hang_ahead import IN_STEP, Lead
 from .job import SimulatedJob
 from .rollups import RollupSink
 from .spans import Sink, Spans, shape_of
@@ -65,10 +66,15 @@ class Session:
     """One simulation: first all steps without spans, which tells when each was; then those whose spans are wanted."""
 
     def __init__(
-        self, job: SimulatedJob, recording: Recording, background: Background, progress: Progress | None
+        self,
+        job: SimulatedJob,
+        recording: Recording,
+        background: Background,
+        progress: Progress | None,
+        lead: Lead = IN_STEP,
     ) -> None:
         self.job, self.recording, self._background = job, recording, background
-        self._progress = progress
+        self._progress, self._lead = progress, lead
         self.groups = Groups(job)
         self.moments_ns: IntArray = np.array([job.start_ns], np.int64)
         self._begins: tuple[IntArray, FloatArray, FloatArray] | None = None
@@ -171,7 +177,7 @@ class Session:
             for stage in range(job.grid.stages)
         )
         at_once = int(np.clip(min(EVENTS_AT_ONCE // max(per_step, 1), room_for_steps(job) - 1), 1, 99))
-        sink = EventSink(job, ranks, self.moments_ns, self.groups, self._take_spans)
+        sink = EventSink(job, ranks, self.moments_ns, self.groups, self._take_spans, self._lead)
         engine = Engine(job, [sink], steps=self._steps, on_block=self._advance)
         for first in range(0, len(wanted), at_once):
             part = wanted[first : first + at_once]

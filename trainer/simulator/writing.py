@@ -70,7 +70,7 @@ def simulate(
     _check_recording(job, recording, hang)
     _check_new(root, job)
     with TableWriter(root, f"simulator-{job.run}-{job.attempt}") as writer, Background(writer, job) as background:
-        session = Session(job, recording, background, progress)
+        session = Session(job, recording, background, progress, hardness.lead)
         steps = job.steps if hang is None else hang.first_step - job.first_step
         session.simulate(steps)
         scene = None if hang is None else hang_scene(job, hang, lead=hardness.lead)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ends import Waiters
-from ..graph import WaitGraph
+from ..graph import WaitGraph, build_graph
 from ..hang import MAX_CULPRITS, Judged
 from ..history import NoHistory
 from ..looks import find_roots
@@ -23,6 +23,9 @@ IDLE = frozenset({CulpritKind.HOST_STUCK, CulpritKind.DEAD})
 EVIDENCE_RANKS = 4
 FEW = 8
 """Up to one rank in so many may be without a dump and be accused for it: of more, it is the dumps that are lost."""
+
+MAY_WAIT = 0.3
+"""Confidence in an idle rank beside one that did not answer."""
 
 GLOO = "gloo"
 
@@ -77,7 +80,7 @@ def _weigh(
     blind = {rank for rank in alive if _hides_messages(folder.dumps.get(rank))}
     firm = [
         root for root in still
-        if root.kind not in UNCERTAIN and not (root.kind in IDLE and set(root.ranks) & blind)
+        if root.kind not in UNCERTAIN and not root.is_suspicion and not (root.kind in IDLE and set(root.ranks) & blind)
     ]  # fmt: skip
     seen = [root for root in firm if alive & set(root.ranks)]
     silent = tuple(sorted({rank for root in firm if root not in seen for rank in root.ranks}))
@@ -94,10 +97,29 @@ def _weigh(
         reason = "those that others wait for moved between the two sets of dumps" if roots else _nothing(snapshot)
         return _Weighed(state, (), (Abstention("dumps", reason),))
     why = "all have joined, and nothing tells why it does not complete"
-    if any(root.kind in IDLE for root in still):
+    if any(root.is_suspicion for root in still):
+        why = "more than one rank may have been the first to stop, and nothing tells which"
+    elif any(root.kind in IDLE for root in still):
         ranks = listed(sorted({rank for root in still for rank in root.ranks}))
         why = f"ranks {ranks} have no collective in flight, but gloo does not record sends and receives: they may wait"
+        silent_roots = _who_did_not_answer(snapshot, elsewhere)
+        if silent_roots:
+            still = [*silent_roots, *(replace(one, confidence=min(one.confidence, MAY_WAIT)) for one in still)]
     return _Weighed(State.INCONCLUSIVE, tuple(still), (Abstention("dumps", why),))
+
+
+def _who_did_not_answer(snapshot: Snapshot, elsewhere: set[int | None]) -> list[Root]:
+    """Ranks without a dump that others wait for, where hardly any other dump is missing: the first suspects.
+
+    A thread of a rank writes its dump when it is asked to: not of one that is stopped or holds the interpreter's lock.
+    """
+    silent = set(snapshot.missing) - elsewhere
+    if len(snapshot.missing) * FEW > len(snapshot.states) + len(snapshot.missing):
+        return []
+    waits = (wait for own in build_graph(snapshot).waits.values() for wait in own)
+    lacking = {rank for wait in waits for rank in silent.intersection(wait.operation.absent)}
+    why = "the other ranks left a dump, and it did not: it is gone, stopped, or does not let its threads run"
+    return [Root((rank,), CulpritKind.HOST_STUCK, 0.45, why=why) for rank in sorted(lacking)]
 
 
 def _waited_for(silent: Sequence[int]) -> tuple[Abstention, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,22 @@ _COUNTED = {ord("\x8a"): 1, ord("\x8c"): 1, ord("X"): 4}
 _CLASSES = frozenset(b"ci\x93")
 _KEEPS_AT = ord("r")
 _STOP = ord(".")
+
+FREE_PLACES = 2**16
+"""Room for so many kept values is nothing."""
+
+_MANY = re.compile(
+    b"|".join(
+        [
+            *(re.escape(bytes([one])) + b"." * follows for one, follows in _FIXED.items() if one not in b".r"),
+            rb"r..\x00\x00",  # a place below `FREE_PLACES`
+        ]
+    ).join([b"(?:", b")++"]),
+    re.DOTALL,
+)
+"""Operations of a fixed length one after the other, but for the last of all."""
+
+_HOLDERS = (dict, list, tuple)
 
 
 class DumpError(Exception):
@@ -91,6 +107,8 @@ def _check_operations(content: bytes) -> None:
     """
     at, size = 0, len(content)
     while True:
+        many = _MANY.match(content, at)
+        at = at if many is None else many.end()
         operation = content[at]
         follows = _FIXED.get(operation)
         if follows is None:
@@ -100,7 +118,7 @@ def _check_operations(content: bytes) -> None:
             if width is None:
                 raise DumpError(f"it is damaged ({size:,} bytes: operation {operation:#04x} at {at:,} is of no dump)")
             follows = width + int.from_bytes(content[at + 1 : at + 1 + width], "little")
-        elif operation == _KEEPS_AT and int.from_bytes(content[at + 1 : at + 5], "little") > size:
+        elif operation == _KEEPS_AT and int.from_bytes(content[at + 1 : at + 5], "little") > max(size, FREE_PLACES):
             raise DumpError(f"it is damaged ({size:,} bytes: it would keep more values than it has)")
         elif operation == _STOP:
             return
@@ -109,16 +127,11 @@ def _check_operations(content: bytes) -> None:
 
 def _check_extent(value: object, most: int) -> None:
     """Refuse values that hold the same ones so often, or themselves, that reading them all would take for ever."""
-    within: list[Iterator[object]] = [iter((value,))]
+    within = [value] if isinstance(value, _HOLDERS) else []
     while within:
-        one = next(within[-1], within)
-        if one is within:
-            within.pop()
-            continue
-        most -= 1
+        one = within.pop()
+        most -= len(one)
         if most < 0:
             raise DumpError("it holds the same values over and over, as no dump does: it was not read")
-        if isinstance(one, dict):
-            within.append(iter(one.values()))
-        elif isinstance(one, list | tuple):
-            within.append(iter(one))
+        held = one.values() if isinstance(one, dict) else one
+        within += [each for each in held if isinstance(each, _HOLDERS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class _Parsing:
 
     def dump(self, path: Path, version: str) -> Dump:
         self.by_name = self._groups()
-        entries = [dict(one) for one in self.value.get("entries") or ()]
+        entries = [one if isinstance(one, dict) else dict(one) for one in self.value.get("entries") or ()]
         entries.sort(key=lambda one: int(one.get("record_id", 0)))
         by_id = self._ids(entries)
         enqueued, completed = self._status(by_id)
@@ -118,26 +118,31 @@ class _Parsing:
         return seen
 
     def _operation(self, entry: Mapping[str, Any], by_id: Mapping[int, GroupName]) -> DumpedOperation:
-        library, _, name = str(entry["profiling_name"]).rpartition(":")
-        library = library.split(":")[0]
+        library, name, place = _called(str(entry["profiling_name"]))
         group = by_id.get(int(entry["pg_id"]))
-        message = _MESSAGE.match(name)
         peer = None
-        if message is not None and group is not None:
-            place = int(message[4])
+        if place is not None and group is not None:
             peer = group.ranks[place] if place < len(group.ranks) else None
         return DumpedOperation(
-            name=message[1] if message else name,
+            name=name,
             library=library,
-            group=group if peer is not None or message is None else None,
+            group=group if peer is not None or place is None else None,
             sequence=int(entry["collective_seq_id"]),
             begun_ns=_moment(entry),
-            is_p2p=message is not None,
+            is_p2p=place is not None,
             peer=peer,
             sizes=(_sizes(entry.get("input_sizes")), _sizes(entry.get("output_sizes"))),
             dtypes=(_frozen(entry.get("input_dtypes")), _frozen(entry.get("output_dtypes"))),
             frames=_frames(entry.get("frames")),
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def _called(profiling_name: str) -> tuple[str, str, int | None]:
+    """The library, the name of the operation, and of a message the place of the other rank in its group."""
+    library, _, name = profiling_name.rpartition(":")
+    message = _MESSAGE.match(name)
+    return library.split(":")[0], message[1] if message else name, int(message[4]) if message else None
 
 
 def _is_done(entry: Mapping[str, Any]) -> bool:
@@ -179,14 +184,26 @@ def _moment(entry: Mapping[str, Any]) -> int | None:
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
     """The shape of each tensor."""
-    return tuple(tuple(int(size) for size in shape) for shape in value or ())
+    sizes: tuple[tuple[int, ...], ...] = _shared(tuple(tuple(map(int, shape)) for shape in value or ()))
+    return sizes
 
 
 def _frozen(value: Any) -> object:
-    return tuple(_frozen(one) for one in value) if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    frozen = tuple(_frozen(one) for one in value)
+    return _shared(frozen) if all(isinstance(one, str) for one in frozen) else frozen
 
 
 def _frames(frames: Any) -> tuple[str, ...]:
-    return tuple(
-        f"{one.get('name')} at {one.get('filename')}:{one.get('line')}" for one in list(frames or ())[:_MOST_FRAMES]
+    told = list(frames or ())[:_MOST_FRAMES]
+    found: tuple[str, ...] = _shared(
+        tuple(f"{one.get('name')} at {one.get('filename')}:{one.get('line')}" for one in told)
     )
+    return found
+
+
+@functools.lru_cache(maxsize=65536)
+def _shared(value: Hashable) -> Any:
+    """The first of equal values. Ranks run one program: one object for all saves hundreds of MiB."""
+    return value

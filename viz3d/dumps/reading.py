@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ...collectors.dumps import LEFT_OUT
@@ -89,8 +89,9 @@ def _left_out(folder: Path) -> list[Damaged]:
     return [Damaged(path, rank, f"left on its host: {told[path]}", True) for path, rank in ranks.items()]
 
 
-def _files(path: Path) -> Iterator[Path]:
-    return iter(sorted(one for one in path.iterdir() if one.is_file()))
+def _files(path: Path) -> list[Path]:
+    """The files of a folder by name. To compare paths instead takes a second where there are those of a fleet."""
+    return sorted((one for one in path.iterdir() if one.is_file()), key=lambda one: one.name)
 
 
 def _begins_well(path: Path) -> bool:

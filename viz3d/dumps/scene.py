@@ -130,7 +130,10 @@ def _names(collectives: Collectives) -> dict[tuple[GroupName, int, int], str]:
     for (group, sequence), own in collectives.items():
         if len({one.name for one in own.values()}) > 1:
             continue
-        plain = next(iter(own.values())).name.lower().replace("_", "")
+        first = next(iter(own.values()))
+        if all(one.sizes[0] == first.sizes[0] and one.dtypes[0] == first.dtypes[0] for one in own.values()):
+            continue
+        plain = first.name.lower().replace("_", "")
         signatures = {rank: _signature(one) for rank, one in own.items()}
         if any(word in plain for word in ANY_SIZE) or len(set(signatures.values())) == 1:
             continue

@@ -56,16 +56,30 @@ def find_causes(evidence: LogEvidence) -> Causes:
     found = not_later(evidence, [*own, *exits])
     first = [_less_sure(cause, evidence) for cause in first_of(evidence, found)] if found else []
     accused = {rank for one in first for rank in one.ranks}
-    timely = [fault for fault in not_later(evidence, faults, by_any_clock=True) if is_timely(fault, evidence)]
+    timely = [fault for fault in not_later(evidence, faults) if is_timely(fault, evidence)]
     behind = ranks_behind(evidence)
     counted = [
-        fault
+        _less_sure(fault, evidence)
         for fault in timely
         if not first and not accused & set(fault.ranks) and (not behind or behind & set(fault.ranks))
     ]
-    notes += [f"{fault.statement} ({fault.place})" for fault in faults if fault not in counted]
+    used = {fault.place for fault in counted}
+    notes += [f"{fault.statement} ({fault.place})" for fault in faults if fault.place not in used]
+    notes += _unordered(evidence, faults)
     first += counted
     return Causes(tuple(_merged(first)), frozenset(following), tuple(notes))
+
+
+def _unordered(evidence: LogEvidence, faults: Sequence[Cause]) -> list[str]:
+    """What is to be said of kernel logs whose times cannot be put in order with the job's."""
+    files = dict.fromkeys(
+        one.place.file for one in faults if one.moment_ns is not None and is_alone(evidence, one.place)
+    )
+    return [
+        f"{name} and the job's logs tell the time by clocks that are not known to agree (without a zone it is shown as "
+        "if in UTC): they are not ordered against each other"
+        for name in files
+    ]
 
 
 def _less_sure(cause: Cause, evidence: LogEvidence) -> Cause:

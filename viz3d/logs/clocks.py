@@ -20,13 +20,15 @@ UNSURE = 0.5
 class Times:
     """A file's first and last moment, UTC ns as if a time without a zone were UTC; None: it tells none.
 
-    ``has_zone``: every one of its times names its zone.
+    ``has_zone``: every one of its times names its zone. ``is_kernel``: it is the kernel's own log, which begins and
+    ends when it likes, so that without a zone nothing tells its clock.
     """
 
     name: str
     first_ns: int | None
     last_ns: int | None
     has_zone: bool
+    is_kernel: bool = False
 
 
 def clocks_of(files: Sequence[Times]) -> dict[str, int]:
@@ -41,7 +43,8 @@ def clocks_of(files: Sequence[Times]) -> dict[str, int]:
 
     zoned = [one.name for one in timed if one.has_zone]
     pairs = list(itertools.pairwise(zoned))
-    for ends in ([(one.first_ns or 0, one.name) for one in timed], [(one.last_ns or 0, one.name) for one in timed]):
+    of_job = [one for one in timed if not one.is_kernel]
+    for ends in ([(one.first_ns or 0, one.name) for one in of_job], [(one.last_ns or 0, one.name) for one in of_job]):
         near = itertools.pairwise(sorted(ends))
         pairs += [(one, other) for (moment, one), (later, other) in near if later - moment < AGREE_NS]
     for first, second in pairs:

@@ -14,6 +14,9 @@ OF_DEVICES = frozenset({48, 62, 74, 79, 94, 95, 119, 120})
 FAULT_BEFORE_NS = 10 * 60 * 10**9
 """A fault of a device longer than this before the first alarm was got over."""
 
+ZONES_NS = 26 * 3600 * 10**9
+"""So much two clocks may differ of which one shows another zone's time: the zones of the world are -12 to +14 h."""
+
 
 def device_faults(evidence: LogEvidence) -> tuple[list[Cause], list[str]]:
     """Faults of devices that the driver logged, by the rank whose device it is; else as notes."""
@@ -40,9 +43,14 @@ def _is_on(fault: GpuFault, host: str, bus_id: str | None) -> bool:
 
 
 def is_timely(fault: Cause, evidence: LogEvidence) -> bool:
-    """Whether a device's fault is not so long before the first alarm, or the log's end, that the job went on after."""
+    """Whether a device's fault is not so long before the first alarm, or the log's end, that the job went on after.
+
+    Lines of the kernel often have local times without a zone, or none but since it booted: then only a fault that is
+    older by any zone was got over.
+    """
     alarms: list[Timeout | DumpSignal] = [*evidence.timeouts, *evidence.signals]
-    moments = [one.moment_ns for one in alarms if one.moment_ns is not None]
+    known = [(one.moment_ns, evidence.same_clock(one.place, fault.place)) for one in alarms]
+    moments = [moment - (0 if is_same else ZONES_NS) for moment, is_same in known if moment is not None]
     limits = [one.limit_ms for one in evidence.timeouts if one.limit_ms is not None]
     if any(one.reason == "finished" for one in evidence.endings):
         return False

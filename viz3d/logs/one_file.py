@@ -236,10 +236,11 @@ class _Taking:
         own = Speaker(next(iter(self.prefixes)), self.speaker.local_rank) if is_of_one else self.speaker
         facts = [_named(fact, own if len(self.prefixes) < 2 else NOBODY) for _, fact in self.kept]
         heard = self.prefixes | ({own.rank} if own.rank is not None and file.lines else set())
+        is_kernel = bool(facts) and not heard and all(isinstance(one, GpuFault) for one in facts)
         return FileFacts(
             file, facts, list(self.members.values()), self.sizes, self.hosts, heard, self.prefixes, self.world_size,
             self.last_step, self.last_ns, self.dropped,
-            Times(self.name, self.first_ns, self.last_ns, not self.stamps.has_local),
+            Times(self.name, self.first_ns, self.last_ns, not self.stamps.has_local, is_kernel),
         )  # fmt: skip
 
 

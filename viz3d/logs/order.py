@@ -12,11 +12,9 @@ TOGETHER_NS = 2 * 10**9
 """Troubles within this time are taken for one: logs of several hosts are no finer."""
 
 
-def not_later(evidence: LogEvidence, causes: Iterable[Cause], *, by_any_clock: bool = False) -> list[Cause]:
+def not_later(evidence: LogEvidence, causes: Iterable[Cause]) -> list[Cause]:
     """Without what came after the first alarm of a watchdog, or after the job was asked to end: that is what ends look
     like. Nor does what came before a finish count: it was got over.
-
-    ``by_any_clock``: what seems later is left out even where the clocks may differ, for what is not sure anyway.
     """
     asked = [one for one in evidence.endings if one.reason == "interrupted"]
     alarms: list[Timeout | DumpSignal | Ending] = [*evidence.timeouts, *evidence.signals, *asked]
@@ -29,9 +27,7 @@ def not_later(evidence: LogEvidence, causes: Iterable[Cause], *, by_any_clock: b
         if cause.place.line < finished.get(cause.place.file, 0):
             continue
         moments = [
-            one.moment_ns
-            for one in alarms
-            if one.moment_ns is not None and (by_any_clock or evidence.same_clock(one.place, cause.place))
+            one.moment_ns for one in alarms if one.moment_ns is not None and evidence.same_clock(one.place, cause.place)
         ]
         is_report = cause.alike[:1] == (EXIT,)  # launchers report when all is over, dead processes died before
         if cause.moment_ns is not None and moments:

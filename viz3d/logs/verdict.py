@@ -90,7 +90,7 @@ def _hang(evidence: LogEvidence, causes: Causes, scene: Scene, graph: WaitGraph,
         on_silence = not told and (set(root.ranks) <= silent or _lacks_members(root, scene))
         if on_silence and not set(root.ranks) <= silent:
             continue  # who has completed it is not known of all members
-        if root.kind in UNCERTAIN or on_silence:
+        if root.kind in UNCERTAIN or root.is_suspicion or on_silence:
             suspected.append(_on_silence(root, evidence) if on_silence else root)
         elif not set(root.ranks) & silent or told:
             firm.append(_as_logged(root, evidence))

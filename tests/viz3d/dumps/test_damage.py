@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from megascope.profiler.errors import UsageError
 from megascope.viz3d.dumps.judging import judge_dumps
+from megascope.viz3d.dumps.loading import DumpError, load
 from megascope.viz3d.dumps.reading import read_folder
 from megascope.viz3d.verdict import State
 from support.dumps import absent_member
@@ -81,6 +82,42 @@ def test_what_is_no_dump_is_listed_with_its_reason(tmp_path: Path, content: byte
     verdict = judge_dumps([found]).verdict
     assert verdict.missing == (1,)
     assert {rank for one in verdict.culprits for rank in one.ranks} <= {1}
+
+
+def test_values_that_hold_each_other_over_and_over_are_refused() -> None:
+    """Thirty lists, each twice the one before it: a gigabyte of values in 200 bytes."""
+    twice: list[object] = []
+    for _ in range(30):
+        twice = [twice, twice]
+    with pytest.raises(DumpError, match="over and over"):
+        _loaded({"version": "2.10", "entries": twice})
+    itself: list[object] = []
+    itself.append(itself)
+    with pytest.raises(DumpError, match="over and over"):
+        _loaded({"version": "2.10", "entries": itself})
+    frames = [{"name": "step"}] * 9
+    assert _loaded({"version": "2.10", "entries": frames}) == {"version": "2.10", "entries": frames}
+
+
+def _loaded(value: object) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "_dump_0"
+        path.write_bytes(pickle.dumps(value, protocol=2))
+        return load(path)
+
+
+@pytest.mark.parametrize("place", [2**16, 2**24, 2**32 - 2])
+def test_a_place_far_beyond_the_file_is_refused_before_there_is_room_made_for_it(tmp_path: Path, place: int) -> None:
+    (tmp_path / "_dump_0").write_bytes(b"\x80\x02}r" + (place + 1).to_bytes(5, "little")[:4] + b".")
+    with pytest.raises(DumpError, match="keep more values"):
+        load(tmp_path / "_dump_0")
+
+
+@pytest.mark.parametrize("cut", [b"J\0\0", b"r\0\0", b"G" + b"\0" * 7, b"q", b"X\4\0\0\0abc"])
+def test_a_dump_that_ends_within_an_operation_is_damaged(tmp_path: Path, cut: bytes) -> None:
+    (tmp_path / "_dump_0").write_bytes(b"\x80\x02}q\0(" + cut)
+    with pytest.raises(DumpError, match="cut or damaged"):
+        load(tmp_path / "_dump_0")
 
 
 def test_a_folder_without_dumps(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from megascope.viz3d.logs.clocks import AGREE_NS, Times, clocks_of
 from megascope.viz3d.logs.reading import log_files, read_logs
 from megascope.viz3d.logs.verdict import judge_logs
-from megascope.viz3d.verdict import HangVerdict, State
+from megascope.viz3d.verdict import CulpritKind, HangVerdict, State
+from support.job_logs import JobLog, communicator
 
 MINUTE_NS = 60 * 10**9
 
@@ -164,3 +165,38 @@ def test_a_file_that_grows_is_looked_at_again(tmp_path: Path) -> None:
     path = run_log(tmp_path / "run-0.log", 0, 25)
     os.utime(path, ns=(1, 1))
     assert len(log_files([tmp_path])) == 2
+
+
+def kernel_log(path: Path, stamp: str) -> None:
+    """The driver's own log of a host: two lines, of which the last is a fault of a device."""
+    lines = [
+        "{stamp} nodeB kernel: [1.0] NVRM: loading NVIDIA UNIX Open Kernel Module",
+        "{stamp} nodeB kernel: [123.4] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+    ]
+    path.write_text("\n".join(lines).format(stamp=stamp) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("stamp", "found"),
+    [
+        ("2026-03-07T13:00:00", {10: 0.5}),  # of any zone: it may have been before the alarms, and not for sure
+        ("2026-03-07T09:30:20", {10: 0.5}),  # that it ends together with the job's log tells nothing
+        ("2026-03-07T09:29:00+00:00", {10: 0.5}),  # the watchdogs' own times name no zone
+        ("2026-03-04T12:00:00", {}),  # days ago by any zone: the job went on
+    ],
+)
+def test_the_kernels_own_times_order_nothing(tmp_path: Path, stamp: str, found: dict[int, float]) -> None:
+    log = JobLog()
+    log.lines += communicator(["nodeA", "nodeB"], 16)
+    for rank in range(16):
+        if rank != 10:
+            log.times_out(rank, 77)
+    (tmp_path / "job.log").write_text("\n".join(log.lines) + "\n")
+    kernel_log(tmp_path / "kern.log", stamp)
+    verdict = verdict_of(tmp_path / "job.log", tmp_path / "kern.log")
+    faults = [one for one in verdict.culprits if one.kind == CulpritKind.DEVICE_STUCK]
+    assert {rank: one.confidence for one in faults for rank in one.ranks} == found
+    assert any(
+        "kern.log and the job's logs tell the time by clocks that are not known to agree" in one.reason
+        for one in verdict.abstained
+    )
