@@ -43,6 +43,9 @@ LAYOUTS = {"tp2 pp2 dp2": "tp = 2\npp = 2\nchunks = 2", "pp4 dp2": "pp = 4"}
 
 FIRST_STEP = 20
 
+SLIGHTLY, SINCE, LONG = 1.1, 70, 200
+"""A factor that shows on shared cores only against a rank's own past, from which step on it acts, and of how many."""
+
 SLOWED = 5
 
 LINKS = {"tp2 pp2 dp2": (1, 5), "pp4 dp2": (1, 3)}
@@ -55,20 +58,23 @@ LIMIT_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One training. ``fault`` is what `megascope train --fault` takes, "" for none; ``blamed`` who may be named."""
+    """One training. ``fault`` is what `megascope train --fault` takes, "" for none; ``blamed`` who may be named;
+    ``steps`` 0: as many as were asked for."""
 
     layout: str
     fault: str
     blamed: tuple[int, ...]
+    steps: int = 0
 
 
 def plan(short: bool) -> Iterator[Trial]:
     """The trials; the two kinds of slowness by turns with trainings without a fault, as the machine's load changes."""
     layouts = list(LAYOUTS)[: 1 if short else None]
     for layout in layouts:
-        for factor in (1.1, 1.5):
-            yield Trial(layout, f"slow rank={SLOWED} factor={factor} from={FIRST_STEP}", (SLOWED,))
-            yield Trial(layout, "", ())
+        yield Trial(layout, f"slow rank={SLOWED} factor={SLIGHTLY} from={SINCE}", (SLOWED,), LONG)
+        yield Trial(layout, "", (), LONG)
+        yield Trial(layout, f"slow rank={SLOWED} factor=1.5 from={FIRST_STEP}", (SLOWED,))
+        yield Trial(layout, "", ())
         for segment in () if short else ("forward", "backward"):
             yield Trial(layout, f"slow rank={SLOWED} factor=1.5 segment={segment} from={FIRST_STEP}", (SLOWED,))
             yield Trial(layout, "", ())
@@ -81,7 +87,7 @@ def plan(short: bool) -> Iterator[Trial]:
 def run(trial: Trial, steps: int, folder: Path) -> dict[str, Any]:
     """Train, ask for the verdict, and hold it against what was put in."""
     config = folder / "config.toml"
-    config.write_text(CONFIG.format(parallel=LAYOUTS[trial.layout], steps=steps))
+    config.write_text(CONFIG.format(parallel=LAYOUTS[trial.layout], steps=trial.steps or steps))
     store = folder / "store"
     arguments = ["train", str(config), "--record.store", str(store), "--record.run", "trial"]
     began = time.monotonic()

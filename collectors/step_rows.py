@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from .schemas import TABLES
 
-_KEY = {"run", "attempt", "rank", "step", "start_ns", "duration_ns", "shadow"}
+_KEY = {"run", "attempt", "rank", "step", "start_ns", "duration_ns", "shadow", "worked_ns"}
 _METRICS = {column.name: column.type for column in TABLES["steps"].columns if column.name not in _KEY}
 _MOST_WAITING = 64
 _MOST_RECENT = 16
@@ -47,6 +47,9 @@ class StepRows:
         ended = {"start_ns": start_ns, "duration_ns": None if duration_ns is None else _integer(duration_ns)}
         if isinstance(line.get("shadow"), bool):
             ended["shadow"] = line["shadow"]
+        worked_ns = line.get("worked_ns")
+        if isinstance(worked_ns, int) and 0 <= worked_ns < 2**63:  # else it is not known
+            ended["worked_ns"] = worked_ns
         self._release(other for other in list(self._held) if other != step)
         self._held.setdefault(step, {}).update(ended)
 

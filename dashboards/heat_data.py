@@ -18,6 +18,7 @@ from .heat_percentiles import PERCENTILES, percentile_matrix
 from .heat_rows import ORDERS, FloatArray, Rows, arrange, groups_of, over_steps, place_texts, plane_of
 from .heat_segments import glance_at
 from .heat_times import Parts, parts_of, segments_in_time, time_matrix
+from .heat_transfers import TRANSFER, transfer_matrix
 from .moments import chosen_steps
 from .verdicts import stragglers_of
 from .view import View
@@ -57,7 +58,7 @@ class HeatChoice:
     @property
     def is_waiting(self) -> bool:
         """Whether a long time is somebody's waiting for the others: those who wait least come first then."""
-        return self.kind == SegmentKind.COLLECTIVE and self.metric != "count"
+        return self.kind == SegmentKind.COLLECTIVE and self.metric not in ("count", TRANSFER)
 
 
 def segments_of(bench: Workbench, attempt: Attempt) -> list[dict[str, Any]]:
@@ -173,6 +174,8 @@ def matrix_of(bench: Workbench, attempt: Attempt, choice: HeatChoice) -> Matrix:
             found = time_matrix(bench.store, attempt, choice.segment, choice.metric, choice.parts)
         elif choice.metric in PERCENTILES:
             found = percentile_matrix(bench.store, attempt, choice.segment, choice.metric, choice.steps)
+        elif choice.metric == TRANSFER:
+            found = transfer_matrix(bench.store, attempt, choice.segment, choice.steps)
         else:
             found = segment_matrix(bench.store, attempt, choice.segment, choice.metric, choice.steps)
         return _with_all_ranks(found, 0 if attempt.left_out else attempt.world_size or 0)

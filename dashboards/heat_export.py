@@ -16,6 +16,7 @@ from .heat_data import HeatChoice, choose, matrix_of, placement_of, rows_of
 from .heat_percentiles import PERCENTILES
 from .heat_rows import IntArray, host_names, per_rank, planes_of
 from .heat_times import time_sql
+from .heat_transfers import TRANSFER, transfer_sql
 from .view import View
 from .workbench import Workbench
 
@@ -69,7 +70,7 @@ def heat_sql(bench: Workbench, attempt: Attempt, choice: HeatChoice) -> str:
         return time_sql(choice.segment, choice.metric, choice.parts) + " ORDER BY total / count(*) DESC LIMIT 1000"
     key = ("source", attempt.run, attempt.attempt, choice.steps)
     source = bench.cached(key, lambda: choose_source(bench.store, attempt, choice.steps))
-    is_rolled_up = source.source == Source.ROLLUPS
+    is_rolled_up = source.source == Source.ROLLUPS and choice.metric != TRANSFER
     cells = _from_rollups(choice, source.step_width) if is_rolled_up else _from_spans(choice)
     if is_rolled_up and choice.metric in PERCENTILES:
         return cells + "ORDER BY rank, step"
@@ -92,6 +93,9 @@ def _quoted(text: str) -> str:
 
 
 def _from_spans(choice: HeatChoice) -> str:
+    if choice.metric == TRANSFER:
+        rows = transfer_sql(choice.segment, choice.steps)
+        return f"SELECT rank, step, sum(total) / sum(spans) / 1e6 AS value FROM (\n{rows}\n) GROUP BY rank, step\n"
     column = f"{'self' if choice.metric in PERCENTILES else choice.metric}_ns"
     value = f"avg({column}) / 1e6"
     if choice.metric in PERCENTILES:

@@ -16,6 +16,7 @@ from .heat_bins import bin_size, hottest
 from .heat_data import HeatChoice, choose, matrix_of, placement_of, rows_of
 from .heat_grid import lay_out
 from .heat_rows import UNKNOWN, FloatArray, IntArray, Rows, host_names, per_rank, place_texts, planes_of
+from .heat_transfers import TRANSFER, missing_transfers
 from .moments import step_moments
 from .verdicts import peer_axis
 from .view import METRICS, View
@@ -34,7 +35,7 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     choice, placement = choose(view, bench, attempt), placement_of(bench, attempt)
     matrix = matrix_of(bench, attempt, choice)
     if not len(matrix.steps) or not np.isfinite(matrix.values).any():
-        _refuse(choice)
+        _refuse(bench, attempt, choice)
     found = rows_of(matrix, placement, choice)
     meta = _meta(bench, attempt, choice, matrix, found)
     planes = planes_of(matrix, found.rows)
@@ -44,7 +45,9 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     return by_steps(meta, planes, choice.show, choice.above)
 
 
-def _refuse(choice: HeatChoice) -> None:
+def _refuse(bench: Workbench, attempt: Attempt, choice: HeatChoice) -> None:
+    if choice.metric == TRANSFER:
+        raise MegascopeError(missing_transfers(bench.store, attempt, choice.segment, choice.steps))
     if choice.metric == "exposed":
         raise MegascopeError(
             f"{choice.segment} has no exposed time in these steps: it is recorded for communication only."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from .workbench import Latest, Workbench
 FIRST_WAIT_S = 0.25
 _SLOW = {
     Outcome.FINDINGS: ("bad", "SLOW"),
-    Outcome.HEALTHY: ("good", "HEALTHY"),
+    Outcome.HEALTHY: ("good", "NO STRAGGLER"),
     Outcome.INSUFFICIENT: ("unsure", "NOT JUDGED"),
 }
 _UNEVEN = frozenset({Cause.UNEVEN_STAGES, Cause.UNEVEN_INPUT})
@@ -39,7 +40,7 @@ def stragglers_of(
     bench: Workbench, attempt: Attempt, steps: tuple[int, int] | None = None, *, wait_s: float = FIRST_WAIT_S
 ) -> Latest[StragglerVerdict]:
     """The newest straggler verdict that is ready, of all steps or of those from the first to the last given."""
-    key = ("stragglers", attempt.run, attempt.attempt, *(steps or ()))
+    key = straggler_key(attempt, steps)
     return bench.latest(key, lambda: find_stragglers(bench.store, attempt, steps=steps), wait_s=wait_s)
 
 
@@ -47,8 +48,18 @@ def hang_of(
     bench: Workbench, attempt: Attempt, moment_ns: int | None = None, *, wait_s: float = FIRST_WAIT_S
 ) -> Latest[Judged]:
     """The newest hang verdict that is ready, of now or of a past moment, with what it was read from."""
-    key = ("hang", attempt.run, attempt.attempt, moment_ns)
+    key = hang_key(attempt, moment_ns)
     return bench.latest(key, lambda: diagnose_with_graph(bench.store, attempt, now_ns=moment_ns), wait_s=wait_s)
+
+
+def straggler_key(attempt: Attempt, steps: tuple[int, int] | None = None) -> Hashable:
+    """What `stragglers_of` is kept under."""
+    return ("stragglers", attempt.run, attempt.attempt, *(steps or ()))
+
+
+def hang_key(attempt: Attempt, moment_ns: int | None = None) -> Hashable:
+    """What `hang_of` is kept under."""
+    return ("hang", attempt.run, attempt.attempt, moment_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def _step_times(
     """Median over the ranks of each step's duration; where `steps` has none, from the first span to the last."""
     sql = "SELECT rank, step, duration_ns / 1e6 AS ms FROM steps WHERE duration_ns IS NOT NULL"
     table = store.query(sql, attempt=attempt)
-    matrix = _grid(table, "ms", ranks, steps)
+    matrix = on_grid(table, "ms", ranks, steps)
     result = column_median(matrix)
     if cells:
         base_ns = min(one.base_ns for one in cells)
@@ -191,10 +191,10 @@ def _waits(store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray) -> 
            WHERE kind IN ('collective', 'p2p') AND step IS NOT NULL GROUP BY ALL""",
         attempt=attempt,
     )
-    return _grid(table, "ms", ranks, steps) if table.num_rows else None
+    return on_grid(table, "ms", ranks, steps) if table.num_rows else None
 
 
-def _grid(table: pa.Table, column: str, ranks: IntArray, steps: IntArray) -> FloatArray:
+def on_grid(table: pa.Table, column: str, ranks: IntArray, steps: IntArray) -> FloatArray:
     """Rows of (rank, step, value) to a matrix [R, S]; what is not there is NaN."""
     result = np.full((len(ranks), len(steps)), np.nan)
     rank, step = table["rank"].to_numpy(), table["step"].to_numpy()

@@ -23,17 +23,20 @@ from .peers import FloatArray, column_median, row_median
 MIN_ROWS, MAX_ROWS = 8, 64
 """Ranks of a job that is judged so: with fewer, the others' changes are no yardstick; with more, peers are a better."""
 
-MIN_COLUMNS = 40
-"""Steps before the change, and from it on."""
 
-MIN_RATIO = 1.06
-"""Change of the rank's work beyond the others'."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a change has to reach: ``ratio`` of the rank's work beyond the others'; ``apart``, the change over the
+    largest one of any other rank, up or down; ``z``, the change over its standard error along the steps (what is tried,
+    some ranks at some steps, is in it); and ``columns``, steps before it and from it on."""
 
-MIN_APART = 2.5
-"""The change over the largest one of any other rank, up or down."""
+    ratio: float
+    apart: float
+    z: float
+    columns: int
 
-MIN_Z = 5.0
-"""The change over its standard error along the steps: what is tried, some ranks at some steps, is in it."""
+
+WARNED = Bar(1.06, 2.5, 5.0, 40)
 
 BLOCKS = 3
 """Parts of the steps since the change, in each of which the rank stands out: what comes and goes is load."""
@@ -57,7 +60,7 @@ class OwnChange:
     z: float
 
 
-def find_own_change(work: FloatArray) -> OwnChange | None:
+def find_own_change(work: FloatArray, bar: Bar = WARNED) -> OwnChange | None:
     """The rank that became slower, from every rank's work per step [R, S]; None where no one did for sure.
 
     Raises nothing: rows and columns without a value are left out, and too few of either give None.
@@ -66,12 +69,12 @@ def find_own_change(work: FloatArray) -> OwnChange | None:
         logs = np.log(work)
     logs[~np.isfinite(logs)] = np.nan
     known = np.isfinite(logs).mean(axis=1) >= 0.9
-    if not MIN_ROWS <= known.sum() <= MAX_ROWS or not known.all() or logs.shape[1] < 2 * MIN_COLUMNS:
+    if not MIN_ROWS <= known.sum() <= MAX_ROWS or not known.all() or logs.shape[1] < 2 * bar.columns:
         return None
     logs = logs - column_median(logs)
     noise = _noise(logs)
-    first = np.unique(np.linspace(MIN_COLUMNS, logs.shape[1] - MIN_COLUMNS, SPLITS).astype(int)).tolist()
-    found = [one for at in first if (one := _at(logs, at, noise)) is not None]
+    first = np.unique(np.linspace(bar.columns, logs.shape[1] - bar.columns, SPLITS).astype(int)).tolist()
+    found = [one for at in first if (one := _at(logs, at, noise, bar)) is not None]
     best = max(found, key=lambda one: one.z, default=None)
     return best if best is not None and _is_lasting(logs, best) else None
 
@@ -91,14 +94,14 @@ def changes(logs: FloatArray, before: slice, after: slice) -> FloatArray:
     return result
 
 
-def _at(logs: FloatArray, first: int, noise: Noise) -> OwnChange | None:
+def _at(logs: FloatArray, first: int, noise: Noise, bar: Bar) -> OwnChange | None:
     """The row that changed most at a column, if it passes."""
     columns = logs.shape[1]
     shift = changes(logs, slice(0, first), slice(first, columns))
     row = int(np.argmax(shift))
     effect, others = _beyond(shift, row)
     z = effect / math.hypot(noise.standard_error(first), noise.standard_error(columns - first))
-    is_passed = effect >= max(math.log(MIN_RATIO), MIN_APART * others) and z >= MIN_Z
+    is_passed = effect >= max(math.log(bar.ratio), bar.apart * others) and z >= bar.z
     return OwnChange(row, first, effect, others, z) if is_passed else None
 
 

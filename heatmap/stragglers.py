@@ -19,6 +19,7 @@ from .drift_evidence import drift_culprit
 from .early import find_warnings
 from .evidence import gather_evidence
 from .growth import GROWTH_SIGNAL, find_growth, find_longer
+from .hardware import with_hardware
 from .hosts import by_host
 from .jobwide.even import even_out
 from .jobwide.find import find_jobwide
@@ -32,6 +33,7 @@ from .network.waited_for import waited_for
 from .observations import MAIN_KINDS, Observations, observe
 from .own_change import find_own_change
 from .peers import peer_counts
+from .slowed import find_slowed
 from .source import Source
 from .thresholds import Thresholds
 from .together import costly_together
@@ -54,6 +56,9 @@ from .window_shape import WindowShapes
 MAX_CULPRITS = 100
 FULL_EVIDENCE = 20
 """The costliest culprits, whose evidence is asked for in full; each takes several queries of its spans."""
+
+OF_ALL = frozenset({CulpritKind.JOB, CulpritKind.STAGE})
+"""Kinds of findings that accuse no machine."""
 
 ANALYSES: tuple[Callable[[Store, Attempt, Observations], Findings], ...] = (
     find_network,
@@ -109,9 +114,13 @@ def find_stragglers(
     culprits = _culprits(store, attempt, joined[:MAX_CULPRITS], judgement, seen)
     extra = [find(store, attempt, seen) for find in ANALYSES]
     merged = merge(culprits, extra)
+    if all(one.kind in OF_ALL for one in merged):
+        extra.append(find_slowed(store, attempt, seen, DEFAULT_THRESHOLDS.many_peers))
+        merged = merge(culprits, extra)
+    merged = with_hardware(store, attempt, merged)
     named = {rank for one in merged for rank in one.ranks}
     blocking = [*judgement.blocking, *(note for one in extra for note in one.blocking)]
-    if any(one.kind not in (CulpritKind.JOB, CulpritKind.STAGE) for one in merged):  # they may explain it
+    if any(one.kind not in OF_ALL for one in merged):  # they may explain it
         blocking = [note for note in blocking if note.signal != GROWTH_SIGNAL]
     own_notes = [note for note in judgement.abstained if note not in judgement.blocking]
     notes = [*blocking, *own_notes, *(note for one in extra for note in one.abstained)]

@@ -90,6 +90,8 @@ class Culprit:
     evidence: tuple[Evidence, ...]
     stage: int | None = None
     """Index on pp, where a whole stage is meant."""
+    against_own_past: bool = False
+    """Whether ``ratio`` is over what it took itself before, beside how much the other ranks changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +193,9 @@ def describe(culprit: Culprit) -> str:
     first, last = culprit.steps
     when = f"step {first}" if first == last else f"steps {first} to {last}"
     lost = f"{culprit.lost_share:.1%} of the job's time lost" if culprit.lost_share >= 0.0005 else _NOTHING_LOST
+    yardstick = "what it took before, unlike all others," if culprit.against_own_past else "its peers' time"
     return (
-        f"{who}{on} took x{culprit.ratio:.2f} of its peers' time in {culprit.segment}, {when} "
-        f"({culprit.pattern}, {lost})"
+        f"{who}{on} took x{culprit.ratio:.2f} of {yardstick} in {culprit.segment}, {when} ({culprit.pattern}, {lost})"
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+
+from .store_address import stored_attempts
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +119,7 @@ def next_attempt_in(store: Path, spool: Path) -> Callable[[str], int]:
 
     def find(run: str) -> int:
         taken = [folder.name for folder in (spool / run).glob("*")]
-        for folder in store.glob("runs/run=*"):
-            if unquote(folder.name.removeprefix("run=")) == run:
-                taken += [attempt.name.removeprefix("attempt=") for attempt in folder.glob("attempt=*")]
+        taken += stored_attempts(store, run)
         return max((int(number) for number in taken if number.isdigit()), default=-1) + 1
 
     return find

@@ -22,7 +22,8 @@ class MetadataKind(StrEnum):
     segment: index, name, segment_kind, axis; group: index, group_kind, ranks; stream: index, name
     configuration: value (object)
     schedule: actions (list of objects: stage, position, action, chunk, microbatch, depends_on [[stage, position], ...])
-    step: step, start_ns (monotonic), duration_ns, shadow (whether its spans were not timed); written when it ends
+    step: step, start_ns (monotonic), duration_ns, shadow (whether its spans were not timed), worked_ns (where it is
+        known); written when it ends
     metrics: step, and any of loss, grad_norm, tokens, mfu, learning_rate, eval_loss; several lines add up
     fault: the columns of the table ``faults``, its kind as fault_kind, its moments monotonic
     clock: reference (host), moment_ns (monotonic), offset_ns (to be added to this host's UTC), uncertainty_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -22,6 +23,7 @@ class NullRecorder:
     """Stands in for `Recorder` where recording is off."""
 
     enabled = False
+    work_clocks: Mapping[int, Any] = {}
 
     def segment(self, *_: Any, **__: Any) -> int:
         """Index 0 for every segment."""

@@ -29,6 +29,7 @@ from .metadata import MetadataKind, MetadataWriter
 from .null import NullRecorder
 from .patching import Undo, replace
 from .recorder import AnyRecorder, Recorder
+from .store_address import store_address
 from .topology import stable_id
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def default_spool(store: str | Path) -> Path:
 
     It lies in `$MEGASCOPE_SPOOL`, else in a folder of this user in shared memory, else in the temporary folder.
     """
-    folder = f"{stable_id('spool', str(Path(store).absolute())):016x}"
+    folder = f"{stable_id('spool', str(store_address(store))):016x}"
     if given := os.environ.get(SPOOL_VARIABLE):
         return Path(given) / folder
     parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
+from collections.abc import Mapping
 from operator import index
 from typing import Any, Protocol
 
@@ -28,6 +29,11 @@ from .metadata import MetadataKind, MetadataWriter
 from .null import NullRecorder
 from .ring_writer import ABORTED, RingWriter, now_ns
 from .span import Span
+from .vocabulary import SegmentKind
+from .work_clock import WorkClock
+
+WORK_KINDS = frozenset({SegmentKind.COMPUTE, SegmentKind.OPTIMIZER})
+"""Kinds of segments inside of which the clock of work runs: those that every rank has in every step."""
 
 
 class OpenSpan(Protocol):
@@ -39,7 +45,7 @@ class OpenSpan(Protocol):
         """Arguments as of `begin`."""
 
 
-def _contexts(begin: Begin, end: End) -> OpenSpan:
+def _contexts(begin: Begin, end: End, clocks: Mapping[int, WorkClock]) -> OpenSpan:
     class SpanContext:
         __slots__ = ("chunk", "microbatch", "segment", "token")
 
@@ -48,9 +54,15 @@ def _contexts(begin: Begin, end: End) -> OpenSpan:
 
         def __enter__(self) -> Token:
             self.token = token = begin(self.segment, self.microbatch, self.chunk)
+            clock = clocks.get(self.segment)
+            if clock is not None:
+                clock.enter()
             return token
 
         def __exit__(self, kind: object, error: object, traceback: object) -> None:
+            clock = clocks.get(self.segment)
+            if clock is not None:
+                clock.leave()
             end(self.token, OK if kind is None else ABORTED)
 
     return SpanContext
@@ -77,8 +89,11 @@ class Recorder(RingWriter):
     ) -> None:
         super().__init__(box, layout, metadata, steps)
         self._cadence = cadence or Cadence()
-        self._step_start_ns = 0
-        self.span = _contexts(self.begin, self.end)
+        self._step_start_ns = self._segments_looked_at = 0
+        self._work_clock: WorkClock | None = None
+        self.work_clocks: dict[int, WorkClock] = {}
+        """By segment: the clock that runs inside of its spans."""
+        self.span = _contexts(self.begin, self.end, self.work_clocks)
 
     # -- operations that end elsewhere --------------------------------------------------------------------------
 
@@ -123,6 +138,8 @@ class Recorder(RingWriter):
             span.wait_parent = self.innermost()
             self._mark(span, "wait_start_ns", None, last=False)
         else:
+            if self._work_clock is not None:
+                self._work_clock.wait_begin()
             span.wait_start_ns = now_ns()
 
     def wait_end(self, span: Span) -> None:
@@ -131,6 +148,8 @@ class Recorder(RingWriter):
             self._mark(span, "exposed_ns", None, last=True)
             return
         exposed = now_ns() - span.wait_start_ns
+        if self._work_clock is not None:
+            self._work_clock.wait_end()
         top = self.innermost()
         if top is not None and not top.on_device:
             top.child_ns += exposed
@@ -171,10 +190,12 @@ class Recorder(RingWriter):
             self.find_device()
         now = now_ns()
         self._close_step(now)
+        is_quiet = not self._cadence.is_timed(number)
+        self._count_work(is_quiet)
         self._step_start_ns = now
         self._words[WORD_STEP_START] = now
         self._words[WORD_STEP] = number
-        self._enter(number, not self._cadence.is_timed(number))
+        self._enter(number, is_quiet)
 
     def _enter(self, number: int | None, is_quiet: bool) -> None:
         if is_quiet is not self._is_quiet:
@@ -188,6 +209,9 @@ class Recorder(RingWriter):
             return
         start_ns = self._step_start_ns
         values = {"step": self._step, "start_ns": start_ns, "duration_ns": now - start_ns, "shadow": self._is_quiet}
+        worked_ns = None if self._work_clock is None else self._work_clock.take()
+        if worked_ns is not None:
+            values["worked_ns"] = worked_ns
         self._write_metadata(MetadataKind.STEP, values)
 
     def end_step(self) -> None:
@@ -209,6 +233,35 @@ class Recorder(RingWriter):
         self._words[WORD_STATE] = STATE_CLOSED
         self._metadata.close()
         self._steps.close()
+        self._count_no_work()
+
+    def _count_work(self, is_quiet: bool) -> None:
+        """Let the clock of work run from here on, also inside segments that were registered since; not on a device, nor
+        in a step without timings."""
+        if self._device is not None:
+            self._count_no_work()
+            return
+        if is_quiet:
+            self.work_clocks.clear()
+            self._segments_looked_at = 0
+            if self._work_clock is not None:
+                self._work_clock.stop()
+            return
+        if self._step is None:
+            if self._work_clock is None:
+                self._work_clock = WorkClock.of_this_thread()
+            else:
+                self._work_clock.take()
+        if self._work_clock is not None and len(self._segments) > self._segments_looked_at:
+            self._segments_looked_at = len(self._segments)
+            of_work = (index for (_, kind, _), index in self._segments.copy().items() if kind in WORK_KINDS)
+            self.work_clocks.update(dict.fromkeys(of_work, self._work_clock))
+
+    def _count_no_work(self) -> None:
+        self.work_clocks.clear()
+        if self._work_clock is not None:
+            self._work_clock.close()
+            self._work_clock = None
 
     def detach(self) -> None:
         """After a fork, in the child: write to memory that nobody reads, never to the parent's box."""
@@ -218,6 +271,7 @@ class Recorder(RingWriter):
         self._set_box(self._map)
         self._metadata.close()
         self._steps.close()
+        self._count_no_work()
         self._device = self.find_device = None
         self.release_device()
         self._setup_lock = threading.RLock()  # another thread of the parent may have held it

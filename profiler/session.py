@@ -26,6 +26,7 @@ from .opening import RecorderSettings, attempt_folder, default_spool, open_recor
 from .recorder import Recorder
 from .ring_writer import ABORTED
 from .stack_signal import StackOnSignal
+from .store_address import store_address
 from .topology import Topology
 from .vocabulary import SegmentKind
 
@@ -82,7 +83,7 @@ def init(
     if not enabled:
         return _recorder
     chosen = choose(automatic)
-    target = Path(store or os.environ.get(STORE_VARIABLE) or "megascope-store").absolute()
+    target = store_address(store or os.environ.get(STORE_VARIABLE) or "megascope-store")
     folder = Path(spool) if spool is not None else default_spool(target)
     who = identify(run, attempt, next_attempt=next_attempt_in(target, folder))
     settings = RecorderSettings(
@@ -155,7 +156,7 @@ def current() -> Recorder | NullRecorder:
 class Segment:
     """One timed region: ``with segment("forward", microbatch=i): ...``."""
 
-    __slots__ = ("_chunk", "_kind", "_microbatch", "_name", "_recorder", "_span")
+    __slots__ = ("_chunk", "_clock", "_kind", "_microbatch", "_name", "_recorder", "_span")
 
     def __init__(self, name: str, kind: SegmentKind | str, microbatch: int | None, chunk: int | None) -> None:
         self._recorder, self._name, self._kind = _recorder, name, kind
@@ -163,13 +164,19 @@ class Segment:
 
     def __enter__(self) -> None:
         recorder = self._recorder
+        index = recorder.segment(self._name, self._kind)  # type: ignore[arg-type]
         self._span = recorder.begin(
-            recorder.segment(self._name, self._kind),  # type: ignore[arg-type]
+            index,
             ABSENT_I32 if self._microbatch is None else self._microbatch,
             ABSENT_I16 if self._chunk is None else self._chunk,
         )
+        self._clock = clock = recorder.work_clocks.get(index)
+        if clock is not None:
+            clock.enter()
 
     def __exit__(self, error: object, *_: object) -> None:
+        if self._clock is not None:
+            self._clock.leave()
         self._recorder.end(self._span, OK if error is None else ABORTED)  # type: ignore[arg-type]
 
 

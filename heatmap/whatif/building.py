@@ -93,7 +93,12 @@ class _Timing:
 def _late_receives(matched: Matched, timing: _Timing) -> None:
     """Make receives wait for the compute of the same direction before theirs, if they always do."""
     found: list[tuple[int, int]] = []
-    fed = {one: node for node, after in matched.after.items() for one in after if matched.actions[node].kind in COMPUTE}
+    fed = {
+        one: node
+        for node, action in matched.actions.items()
+        if action.kind in COMPUTE
+        for one in matched.after.get(node, ())
+    }
     for stage in {action.stage for action in matched.actions.values()}:
         before: dict[str, int] = {}
         for node, action in matched.of_stage(stage):
@@ -115,16 +120,18 @@ def _extras(matched: Matched, timing: _Timing, stage: int) -> None:
         raise CannotReplayError(f"stage {stage} has no forward or backward in the schedule")
     scheduled = {ActionKind.REDUCE_SCATTER, ActionKind.OPTIMIZER_STEP}
     mine = [number for number, node in enumerate(matched.nodes) if node.stage == stage and timing.has(number)]
-    free = [one for one in mine if one not in matched.actions or matched.actions[one].kind in scheduled]
+    kinds = {matched.first_phase.get(node, node): action.kind for node, action in matched.actions.items()}
+    kinds |= {node: action.kind for node, action in matched.actions.items()}
+    free = [one for one in mine if kinds.get(one, ActionKind.OPTIMIZER_STEP) in scheduled]
     last = compute[-1]
     late = sorted((one for one in free if timing.follows(one, last)), key=timing.median_start)
-    early = sorted((one for one in free if one not in late and one not in matched.actions), key=timing.median_start)
+    early = sorted((one for one in free if one not in late and one not in kinds), key=timing.median_start)
     _chain(matched, timing, early)
     for node in early:
         matched.after[compute[0]].add(node)
     _chain(matched, timing, [last, *late])
     for node in late:
-        if node not in matched.actions:
+        if node not in kinds:
             matched.after[node].add(last)
 
 
@@ -142,8 +149,9 @@ def _gathers_first(matched: Matched) -> None:
     for node, action in matched.actions.items():
         if action.kind != ActionKind.ALL_GATHER or not matched.after[node]:
             continue
-        matched.after[node] = set()
-        matched.handed_on.add(node)
+        first = matched.first_phase.get(node, node)
+        matched.after[first] = set()
+        matched.handed_on.update((first, node))
         for other, user in matched.of_stage(action.stage):
             if user.kind == ActionKind.FORWARD and user.chunk == action.chunk:
                 matched.after[other].add(node)

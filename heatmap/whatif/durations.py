@@ -79,6 +79,8 @@ def _end(recording: Recording, node: int) -> FloatArray:
 def _ready(recording: Recording, matched: Matched, node: int) -> FloatArray:
     """When an operation could begin: at its start, and not before what it depends on had ended on its rank."""
     begin: FloatArray = recording.start[node]
+    if node in matched.first_phase:  # some parts are in their second phase already: the replay has one after the other
+        begin = np.fmax(begin, _end(recording, matched.first_phase[node]))
     action = matched.actions.get(node)
     for place in action.depends_on if action is not None else ():
         other = matched.of_place.get(place)

@@ -18,6 +18,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Segments that run an action, besides one of the action's own name."""
 
+PHASES: Mapping[str, tuple[str, str]] = {
+    ActionKind.REDUCE_SCATTER: ("dp_pod_reduce_scatter", "dp_across_reduce_scatter"),
+    ActionKind.ALL_GATHER: ("dp_across_all_gather", "dp_pod_all_gather"),
+}
+"""Segments that run an action one after the other, where replicas stand in pods."""
+
 COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD)
 RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
@@ -43,7 +49,8 @@ class Matched:
     """Nodes with the actions that they are: ``nodes`` are the recorded ones, then one for each action without spans.
 
     ``of_place``: node of an action. ``after``: nodes that a node waits for. ``pairs``: (send, receive).
-    ``handed_on``: nodes that end a step and that only the next one waits for.
+    ``handed_on``: nodes that end a step and that only the next one waits for. ``first_phase``: of actions that run in
+    two phases, the node of the first by that of the second, which is the action's.
     """
 
     nodes: list[Node]
@@ -52,6 +59,7 @@ class Matched:
     after: dict[int, set[int]] = field(default_factory=dict)
     pairs: list[tuple[int, int]] = field(default_factory=list)
     handed_on: set[int] = field(default_factory=set)
+    first_phase: dict[int, int] = field(default_factory=dict)
 
     def of_stage(self, stage: int) -> Iterator[tuple[int, Action]]:
         """Actions of a stage in their order."""
@@ -81,7 +89,11 @@ def load_schedule(store: Tables, attempt: Attempt) -> list[Action]:
 
 def scheduled_names(actions: Collection[Action]) -> frozenset[str]:
     """Names of segments that run an action."""
-    return frozenset(name for action in actions for name in (action.kind, *NAMES.get(action.kind, ())))
+    return frozenset(name for action in actions for name in _names_of(action.kind))
+
+
+def _names_of(kind: str) -> tuple[str, ...]:
+    return (kind, *NAMES.get(kind, ()), *PHASES.get(kind, ()))
 
 
 def match(actions: Collection[Action], nodes: Collection[Node]) -> Matched:
@@ -93,9 +105,15 @@ def match(actions: Collection[Action], nodes: Collection[Node]) -> Matched:
     known = {(node.stage, node.name, node.chunk, node.microbatch): number for number, node in enumerate(nodes)}
     matched = Matched(list(nodes), {}, {})
     for action in actions:
-        names = (action.kind, *NAMES.get(action.kind, ()))
-        keys = ((action.stage, name, action.chunk, action.microbatch) for name in names)
-        node = next((known[key] for key in keys if key in known), None)
+        of_name = {
+            name: known[key]
+            for name in _names_of(action.kind)
+            if (key := (action.stage, name, action.chunk, action.microbatch)) in known
+        }
+        phases = [of_name[name] for name in PHASES.get(action.kind, ()) if name in of_name]
+        node = phases[-1] if len(phases) == 2 else next(iter(of_name.values()), None)
+        if node is not None and len(phases) == 2:
+            matched.first_phase[node] = phases[0]
         if node is None:
             if action.kind in COMPUTE:
                 raise CannotReplayError(
@@ -122,6 +140,9 @@ def _link(matched: Matched) -> None:
                 matched.pairs.append((other, node))
             else:
                 after.add(other)
+        if node in matched.first_phase:
+            matched.after[matched.first_phase[node]] = after
+            matched.after[node] = {matched.first_phase[node]}
         if action.kind in COMPUTE:
             if action.stage in last:
                 after.add(last[action.stage])

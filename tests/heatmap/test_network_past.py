@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.heatmap.network.past import find_changes
+from megascope.heatmap.network.past import against_own_past, find_changes
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, Outcome, describe
 from megascope.trainer.simulator.session import Recording
 from support.faulty_job import check_evidence
-from support.network_scenes import ROLLUPS, SPANS, channels_of, simulated
+from support.network_scenes import ROLLUPS, SPANS, channels_of, placed, simulated
 
 ONE_REPLICA_A_HOST = {"dp": 4, "tp": 8}
 """On hosts of eight: every group between hosts has a member on each host."""
@@ -49,6 +51,28 @@ def test_a_network_that_was_always_slow_is_not_called_healthy(tmp_path: Path, re
         assert (verdict.verdict, verdict.culprits) == (Outcome.INSUFFICIENT, ())
         assert verdict.sentence().startswith(f"No straggler of x{verdict.visible_ratio:.2f} or more in the ranks' own")
         assert "slow from the first step on would not show" in verdict.sentence()
+
+
+@pytest.mark.parametrize(("share", "is_healthy"), [(0.019, True), (0.021, False), (0.5, False)])
+def test_from_two_percent_of_the_step_on_such_transfers_forbid_the_word_healthy(share: float, is_healthy: bool) -> None:
+    channels = channels_of([("reduce", (0, 2)), ("reduce", (1, 3))], {}, steps=60)
+    took_ms = float(np.median(channels.transfer_ms))
+    seen: Any = SimpleNamespace(placement=placed(["a", "a", "b", "b"]), step_ms=np.full(60, took_ms / share))
+    store: Any = None  # nothing became longer, so that there is nothing to ask for
+    found = against_own_past(store, store, channels, ["a", "b"], seen)
+    assert found.culprits == ()
+    assert [one.signal for one in found.blocking] == ([] if is_healthy else ["network"])
+
+
+@RECORDINGS
+def test_one_slow_nic_is_no_healthy_job_where_every_group_has_it(tmp_path: Path, recording: Recording) -> None:
+    fault = "degraded-nic:host=2:bandwidth=0.5"
+    where = {"layout": ONE_REPLICA_A_HOST, "gpus_per_host": 8, "steps": 60}
+    with simulated(tmp_path / "s", fault, recording=recording, **where) as store:  # type: ignore[arg-type]
+        verdict = find_stragglers(store, store.attempt())
+        assert (verdict.verdict, verdict.culprits) == (Outcome.INSUFFICIENT, ())
+        reasons = [one.reason for one in verdict.abstained if one.signal == "network"]
+        assert any("have no like to be compared with take" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("first", [0, 6], ids=["from the start", "after a few steps"])

@@ -66,7 +66,7 @@ def test_the_json_is_the_contract(slow_store: Store) -> None:
     assert value["slowdown"] is value["m_w"] is value["m_s"] is None
     assert set(value["culprits"][0]) == {
         "ranks", "hosts", "confidence", "severity", "evidence", "kind", "cause", "segment", "ratio", "steps",
-        "pattern", "lost_share", "stage",
+        "pattern", "lost_share", "stage", "against_own_past",
     }  # fmt: skip
     assert set(value["culprits"][0]["evidence"][0]) == {"statement", "value", "peers", "table", "sql"}
     assert all(set(one) == {"signal", "reason"} for one in value["abstained"])

@@ -1,0 +1,113 @@
+"""A rank of a small job is accused of having become slower by what it works while it has a core, and else nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import Demo
+from megascope.collectors.store import Store
+from megascope.heatmap.own_change import find_own_change
+from megascope.heatmap.peers import FloatArray
+from megascope.heatmap.slowed import ACCUSED
+from megascope.heatmap.stragglers import find_stragglers
+from megascope.heatmap.verdict import Cause, CulpritKind, Outcome, describe
+from support.faulty_job import check_evidence
+from support.span_store import FIRST_NS, MS, Span, write_spans
+
+RANKS, STEPS, SLOW_FROM = 8, 150, 70
+LAYOUT = {"pp": 2, "dp": 2, "tp": 2}
+STEP_MS = 400.0
+
+
+def job(root: Path, factor: float = 1.0, *, known: bool = True, silent: tuple[int, ...] = ()) -> Store:
+    """Ranks that work 60 ms a step and wait up to as long for a core; rank 5 works longer from `SLOW_FROM` on.
+
+    The ranks in ``silent``, or all if not ``known``, do not know how long they worked.
+    """
+    random = np.random.default_rng(3)
+    load = np.exp(np.cumsum(random.normal(0, 0.02, STEPS)))
+    worked = 60 * load * random.lognormal(0, 0.04, (RANKS, STEPS))
+    worked[5, SLOW_FROM:] *= factor
+    waited = 40 * load * random.lognormal(0, 0.5, (RANKS, STEPS))
+    spans = [
+        Span(rank, step, "forward", step * STEP_MS, float(worked[rank, step] + waited[rank, step]))
+        for rank in range(RANKS)
+        for step in range(STEPS)
+    ]
+    rank, step = np.divmod(np.arange(RANKS * STEPS), STEPS)
+    is_known = known & ~np.isin(rank, silent)
+    rows: dict[str, Any] = {
+        "rank": rank,
+        "step": step,
+        "start_ns": FIRST_NS + (step * STEP_MS * MS).astype(np.int64),
+        "duration_ns": np.full(len(rank), round(STEP_MS * MS)),
+        "worked_ns": [
+            round(float(value) * MS) if has else None for value, has in zip(worked.ravel(), is_known, strict=True)
+        ],
+    }
+    return write_spans(root, spans, layout=LAYOUT, more={"steps": rows})
+
+
+def test_a_tenth_more_work_accuses_though_ranks_wait_for_cores(tmp_path: Path) -> None:
+    with job(tmp_path / "s", 1.1) as store:
+        verdict = find_stragglers(store, store.attempt())
+        [found] = verdict.culprits
+        assert (found.kind, found.cause, found.ranks, found.segment) == (
+            CulpritKind.RANK, Cause.SLOW_COMPUTE, (5,), "forward",
+        )  # fmt: skip
+        assert found.ratio == pytest.approx(1.1, abs=0.02)
+        assert found.steps[0] == pytest.approx(SLOW_FROM, abs=6)
+        assert found.steps[1] == STEPS - 1
+        excess = 0.1 * 60 * (STEPS - SLOW_FROM) / (STEPS * STEP_MS)
+        assert found.lost_share == pytest.approx(excess, rel=0.5)
+        check_evidence(store, found.evidence)
+        assert "of what it took before, unlike all others, in forward" in describe(found)
+        assert verdict.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"factor": 1.0}, {"factor": 1.1, "known": False}, {"factor": 1.1, "silent": (2,)}],
+    ids=["nobody is slow", "not known", "one rank does not know"],
+)  # fmt: skip
+def test_else_nobody_is_accused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    with job(tmp_path / "s", **changed) as store:
+        verdict = find_stragglers(store, store.attempt())
+        assert verdict.culprits == ()
+        assert verdict.verdict != Outcome.FINDINGS
+
+
+def test_what_did_not_last_yet_is_no_accusation(tmp_path: Path) -> None:
+    with job(tmp_path / "s", 1.1) as store:
+        upto = SLOW_FROM + ACCUSED.columns - 10
+        assert find_stragglers(store, store.attempt(), steps=(0, upto)).culprits == ()
+
+
+def test_the_trainers_ranks_know_how_long_they_worked(demo: Demo) -> None:
+    sql = """SELECT count(DISTINCT rank) AS ranks, min(worked_ns) AS least, max(worked_ns / duration_ns) AS most
+             FROM steps WHERE step > 1 AND NOT coalesce(shadow, false)"""
+    with Store(demo.store) as store:
+        [row] = store.query(sql, attempt=store.attempt()).to_pylist()
+    assert row["ranks"] == RANKS
+    assert row["least"] > 0
+    assert row["most"] < 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sigma=st.floats(0.01, 0.3),
+    memory=st.floats(0, 0.7),
+    steps=st.integers(110, 320),
+)
+def test_noise_that_lasts_for_some_steps_accuses_nobody(seed: int, sigma: float, memory: float, steps: int) -> None:
+    random = np.random.default_rng(seed)
+    noise: FloatArray = random.normal(0, sigma, (RANKS, steps))
+    for step in range(1, steps):
+        noise[:, step] = memory * noise[:, step - 1] + np.sqrt(1 - memory**2) * noise[:, step]
+    assert find_own_change(50 * np.exp(noise + random.normal(0, 0.05, (RANKS, 1))), ACCUSED) is None
