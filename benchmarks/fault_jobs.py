@@ -42,7 +42,7 @@ class ProddedSupervisor(Supervisor):
     def turn(self, patience_s: float) -> None:
         """Let a moment pass; break things when it is time."""
         super().turn(patience_s)
-        self.prod.poll(self._state, self._observer.seen.last_step)
+        self.prod.poll(self.state, self.shared.observer.seen.last_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def _in_child(trial: Trial, folder: Path, say: Callable[[str], None]) -> dict[st
             spares=SPARES,
             world_size=config.topology().world_size,
             steps=config.train.steps,
+            checkpoints=config.checkpoint.folder,
             environment={"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"},
             limits=Limits(backoff_s=3.0),
             patience=Patience(save_s=4.0, ask_every_s=5.0, join_s=60.0),

@@ -1,10 +1,9 @@
-"""What is done to a training from outside: memory, storage, hosts and agents that fail without the program's doing."""
+"""What is done to a training from outside: storage, hosts and agents that fail without the program's doing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -38,7 +37,6 @@ class Prod:
     def __post_init__(self) -> None:
         """Fill the table of what can be done."""
         self._acts = {
-            "limit-memory": self._limit_memory,
             "fill-storage": self._fill_storage,
             "break-storage": self._break_storage,
             "freeze-host": self._freeze_host,
@@ -60,10 +58,6 @@ class Prod:
         mend, self._mend = self._mend, None
         if mend is not None:
             mend()
-
-    def _limit_memory(self, state: AttemptState) -> None:
-        """Let rank 3 have no more address space: whatever it maps next fails."""
-        resource.prlimit(state.pids[3], resource.RLIMIT_AS, (2**20, 2**20))
 
     def _fill_storage(self, _: AttemptState) -> None:
         filler = self.checkpoints / "filler"

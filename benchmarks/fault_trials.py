@@ -11,21 +11,22 @@ AT = 24
 
 HALT = "halt"
 
-MIXED, REPLICAS = "pp2 dp2", "dp4"
-"""Layouts of the four ranks. A rank with a single peer is never accused of being slow with confidence enough."""
+MIXED, LONG, REPLICAS = "pp2 dp2", "pp2 dp2 long", "dp4"
+"""Layouts of the four ranks. A rank with a single peer is never accused of being slow with confidence enough, and a
+link with a single one like it is not named."""
 
-LAYOUTS = {MIXED: {"pp": 2, "dp": 2}, REPLICAS: {"dp": 4}}
-STEPS = {MIXED: 70, REPLICAS: 200}
-"""Steps of the trainings: to find a slow rank, and to save ahead, takes some time."""
+LAYOUTS = {MIXED: {"pp": 2, "dp": 2}, LONG: {"pp": 2, "dp": 2}, REPLICAS: {"dp": 4}}
+STEPS = {MIXED: 70, LONG: 140, REPLICAS: 200}
+"""Steps of the trainings: to find what is slow, to save ahead, and to see from outside how far they are takes time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One training. ``fault`` is what `megascope train --fault` takes, ``prod`` what is done to it from outside.
 
-    ``ranks``: the culprits that the verdict has to name, ``fenced``: hosts that may be fenced, ``lost``: the host that
-    goes. ``ends``: "finish", or "halt" where the supervisor has to stop the run.
-    ``disturbs``: whether there is anything to recover from.
+    ``ranks``: the culprits that the verdict has to name, ``kinds``: what it may say they are, ``fenced``: hosts that
+    may be fenced, ``lost``: the host that goes. ``ends``: "finish", or "halt" where the supervisor has to stop the run.
+    ``disturbs``: whether there is anything to recover from; otherwise signs have to tell of it, where it has ranks.
     """
 
     name: str
@@ -45,7 +46,7 @@ def plan() -> Iterator[Trial]:
     host, dead, exception = frozenset({"node-1"}), frozenset({"dead"}), frozenset({"exception"})
     slow = f"slow rank=3 factor=5 from={AT} attempt=0"
     skipped = f"skip-collective rank=1 segment=world_all_reduce step={AT}"
-    link = f"slow-link link=3>1 delay_ms=60 from={AT} to={AT + 20} attempt=0"
+    link = f"slow-link link=3>1 delay_ms=60 from={AT} attempt=0"
     yield _host("kill", f"kill rank=3 segment=backward step={AT}", "dead", 3)
     yield _host("sigstop", f"freeze rank=3 segment=forward step={AT}", "host-stuck", 3)
     yield _host("hold-gil", f"hold-gil rank=1 segment=forward step={AT}", "host-stuck", 1)
@@ -54,17 +55,17 @@ def plan() -> Iterator[Trial]:
     yield Trial("host-loss", f"kill-host rank=2 step={AT} attempt=0", lost="node-1")
     yield Trial("slow-rank", slow, "", frozenset({3}), frozenset({"rank"}), "", host, layout=REPLICAS)
     yield Trial("nan", f"nan rank=3 step={AT} attempt=0", "", frozenset({3}), exception, ends=HALT)
-    yield Trial("out-of-memory", "", "limit-memory", frozenset({3}), exception | dead)
-    yield Trial("storage-full", prod="fill-storage", disturbs=False)
+    yield _program("out-of-memory", f"out-of-memory rank=3 segment=forward step={AT}", "exception", 3)
+    yield Trial("storage-full", prod="fill-storage", layout=LONG, disturbs=False)
     yield _program("collective-size", f"wrong-size rank=3 segment=dp_all_gather step={AT}", "mismatch", 3)
-    yield Trial("collector-killed", prod="kill-collector", disturbs=False)
-    yield Trial("host-silent", prod="freeze-host", lost="node-1")
+    yield Trial("collector-killed", prod="kill-collector", layout=LONG, disturbs=False)
+    yield Trial("host-silent", prod="freeze-host", layout=LONG, lost="node-1")
     yield _host("data-loader-stall", f"stop rank=0 segment=data_read step={AT}", "host-stuck", 0)
-    yield Trial("storage-failing", prod="break-storage", disturbs=False)
-    yield Trial("damaged-checkpoint", "", "damage-and-kill", frozenset({3}), dead, "", host)
-    yield Trial("slow-link", link, disturbs=False)
+    yield Trial("storage-failing", prod="break-storage", layout=LONG, disturbs=False)
+    yield Trial("damaged-checkpoint", "", "damage-and-kill", frozenset({3}), dead, "", host, layout=LONG)
+    yield Trial("slow-link", link, kinds=frozenset({"slow-network"}), layout=LONG, disturbs=False)
     yield _host("checkpoint-stall", f"stop rank=3 segment=checkpoint_write step={AT + 1}", "host-stuck", 3)
-    yield Trial("node-agent-killed", prod="kill-node-agent", lost="node-1")
+    yield Trial("node-agent-killed", prod="kill-node-agent", layout=LONG, lost="node-1")
     yield _program("collective-skipped", skipped, "missing-call", 1)
     other = f"wrong-collective rank=3 segment=dp_all_gather step={AT} attempt=0"  # of two that differ, both are named
     yield Trial("collective-type", other, "", frozenset({2, 3}), frozenset({"mismatch"}))

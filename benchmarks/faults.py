@@ -8,6 +8,7 @@ given words, ``--repeat`` each so many times, ``--resume FILE`` keeps results as
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import statistics
@@ -19,17 +20,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from megascope.trainer.supervisor.journal import SIGN
+
 from .fault_jobs import Ran, remove, run_trial
 from .fault_trials import HALT, STEPS, Trial, plan
 from .machine import report
+
+TRIES = 2
+"""So often a trial is made whose fault does not come to act, as the training was over before."""
 
 
 def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any]:
     """One trial's result."""
     told = ran.report
     incidents = [one for one in told["incidents"] if one["decision"] is not None]
-    named = {rank for one in incidents for culprit in one["culprits"] for rank in culprit["ranks"]}
-    kinds = {culprit["kind"] for one in incidents for culprit in one["culprits"]}
+    named, kinds = _named(trial, told["incidents"], incidents)
     fenced = set(told["fenced"])
     halts = trial.ends == HALT
     same = all(losses.get(step) == loss for step, loss in ran.losses.items())
@@ -38,8 +43,10 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
     times = [one["recovery_s"] for one in incidents if one.get("recovery_s") is not None]
     return {
         "name": trial.name,
+        "acted": ran.fault_ns is not None,
         "recovered": recovered,
         "culprit_right": _culprit_right(trial, incidents, named, fenced),
+        "kind_right": bool(kinds) and kinds <= trial.kinds if trial.kinds else None,
         "false_fences": len(fenced - trial.fenced),
         "loss_identical": same and complete,
         "recovery_s": max(times) if times and trial.disturbs else None,
@@ -50,6 +57,15 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
         "reason": told["reason"],
         "goodput": (told["goodput"] or {}).get("goodput"),
     }
+
+
+def _named(trial: Trial, everything: list[Any], incidents: list[Any]) -> tuple[set[int], set[str]]:
+    """The ranks that verdicts named and the kinds that they gave; of what disturbs nobody, those that signs told of."""
+    if trial.disturbs:
+        culprits = [culprit for one in incidents for culprit in one["culprits"]]
+        return {rank for one in culprits for rank in one["ranks"]}, {one["kind"] for one in culprits}
+    signs = [one for one in everything if one["kind"].removeprefix(SIGN) in trial.kinds]
+    return {rank for one in signs for rank in one["ranks"]}, {one["kind"].removeprefix(SIGN) for one in signs}
 
 
 def _culprit_right(trial: Trial, incidents: list[Any], named: set[int], fenced: set[str]) -> bool | None:
@@ -71,6 +87,7 @@ def tried(trial: Trial, losses: Mapping[int, float], keep: Path | None) -> tuple
         return judged(trial, ran, losses), ran
     except RuntimeError as error:
         failed = {"recovered": False, "culprit_right": False, "false_fences": 0, "loss_identical": False}
+        failed["kind_right"] = False
         return {"name": trial.name, **failed, "recovery_s": None, "error": str(error)}, None
     finally:
         if keep is None:
@@ -99,20 +116,40 @@ def chosen(words: Iterable[str]) -> list[Trial]:
     return [trial for trial in plan() if not wanted or any(word in trial.name for word in wanted)]
 
 
-def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The keys of the benchmark."""
+def summary(everything: list[dict[str, Any]]) -> dict[str, Any]:
+    """The keys of the benchmark. Trials whose fault did not come to act, as the training was over, are only counted."""
+    results = [one for one in everything if one.get("acted", True)]
     times = sorted(one["recovery_s"] for one in results if one["recovery_s"] is not None)
     judgeable = [one for one in results if one["culprit_right"] is not None]
     return {
         "injected": len(results),
+        "not_injected": len(everything) - len(results),
         "recovered": sum(one["recovered"] for one in results),
         "culprit_right": sum(one["culprit_right"] for one in judgeable),
         "culprit_judged": len(judgeable),
+        "kind_right": sum(bool(one.get("kind_right")) for one in results),
+        "kind_judged": sum(one.get("kind_right") is not None for one in results),
         "false_fences": sum(one["false_fences"] for one in results),
         "loss_identical": sum(one["loss_identical"] for one in results),
         "median_recovery_s": statistics.median(times) if times else None,
         "worst_recovery_s": times[-1] if times else None,
-        "results": results,
+        "seconds": round(sum(one.get("seconds", 0.0) for one in everything), 1),
+        "by_trial": {name: _of_trial(name, results) for name in dict.fromkeys(one["name"] for one in results)},
+        "results": everything,
+    }
+
+
+def _of_trial(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """All repetitions of one trial together."""
+    own = [one for one in results if one["name"] == name]
+    times = [one["recovery_s"] for one in own if one["recovery_s"] is not None]
+    counts = {key: sum(bool(one.get(key)) for one in own) for key in ("recovered", "culprit_right", "loss_identical")}
+    return {
+        "injected": len(own),
+        **counts,
+        "median_recovery_s": statistics.median(times) if times else None,
+        "worst_recovery_s": max(times, default=None),
+        "seconds": round(sum(one.get("seconds", 0.0) for one in own), 1),
     }
 
 
@@ -126,7 +163,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="File of results, a line each: appended to, and gone on from.")
     given = parser.parse_args()
     importlib.import_module("megascope.trainer.launch").preload()
-    kept = [json.loads(line) for line in given.resume.read_text().splitlines()] if _exists(given.resume) else []
+    kept = _read(given.resume)
     references = {one["layout"]: _by_step(one["losses"]) for one in kept if "losses" in one}
     results = [one for one in kept if "losses" not in one]
     deadline = time.monotonic() + 60 * given.minutes
@@ -137,16 +174,21 @@ def main() -> None:
             references[trial.layout] = undisturbed(trial.layout, given.keep)
             _append(given.resume, {"layout": trial.layout, "losses": references[trial.layout]})
         sys.stderr.write(f"{trial.name}: {trial.fault or trial.prod}\n")
-        result, _ = tried(trial, references[trial.layout], given.keep)
-        results.append(result)
-        _append(given.resume, result)
-        sys.stderr.write(f"{json.dumps(result)}\n")
+        for _ in range(TRIES):
+            began = time.monotonic()
+            result, _ = tried(trial, references[trial.layout], given.keep)
+            result["seconds"] = round(time.monotonic() - began, 1)
+            results.append(result)
+            _append(given.resume, result)
+            sys.stderr.write(f"{json.dumps(result)}\n")
+            if result.get("acted", True):
+                break
     report("faults", summary(results))
 
 
 def left_of(trials: Iterable[Trial], results: Iterable[Mapping[str, Any]]) -> list[Trial]:
-    """The trials of which there is no result yet."""
-    done = Counter(one["name"] for one in results)
+    """The trials of which there is no result yet; one whose fault did not act is none."""
+    done = Counter(one["name"] for one in results if one.get("acted", True))
     left = []
     for trial in trials:
         if done[trial.name] > 0:
@@ -156,8 +198,13 @@ def left_of(trials: Iterable[Trial], results: Iterable[Mapping[str, Any]]) -> li
     return left
 
 
-def _exists(path: Path | None) -> bool:
-    return path is not None and path.exists()
+def _read(path: Path | None) -> list[dict[str, Any]]:
+    """The lines of a file of results; one that was broken off is passed over."""
+    found = []
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _append(path: Path | None, value: Mapping[str, Any]) -> None:

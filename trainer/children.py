@@ -103,6 +103,14 @@ class Children:
                 ended.append((self._rank_of.pop(pid), os.waitstatus_to_exitcode(status)))
         return ended
 
+    def kill(self, patience_s: float = 1.0) -> None:
+        """Kill all that are left, and take over that they ended; one that stays in the kernel is reaped later."""
+        self.send(signal.SIGKILL)
+        deadline = time.monotonic() + patience_s
+        while self._rank_of and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.005)
+
     def end(self) -> None:
         """End all that are left: SIGTERM, and SIGKILL after a grace."""
         for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 60.0)):

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ..profiler.errors import UsageError
 from ..profiler.identity import RUN_VARIABLE, mint_run, next_attempt_in
 from ..profiler.opening import default_spool
+from ..profiler.store_address import store_url
 from .common import Json, print_json
 from .node import parse_address
 from .train import load_training
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..trainer.supervisor.hub import Hub
     from ..trainer.supervisor.job import Job
 
+POSITIVE = Number(gt=0)
 DEFAULT_CHECK = "{python} -m megascope preflight --quick --json"
 
 
@@ -49,6 +52,13 @@ def supervise(
     skip_data: Annotated[
         bool, Parameter(negative="", help="Pass over a batch at which the job fails again and again.")
     ] = False,
+    first_step_within: Annotated[
+        float, Parameter(help="Seconds for the first step of an attempt, compilation included.", validator=POSITIVE)
+    ] = 300.0,
+    stalled_after: Annotated[
+        float,
+        Parameter(help="Seconds without a step, or 20 median steps, that are a stall.", validator=POSITIVE),
+    ] = 120.0,
     json: Json = False,
 ) -> int:
     """Train, and recover from faults: diagnose, fence the culprit's host, take a spare, go on from the checkpoint.
@@ -59,13 +69,16 @@ def supervise(
     """
     from ..trainer.supervisor.history import run_folder  # noqa: PLC0415
     from ..trainer.supervisor.hub import Hub, open_listener  # noqa: PLC0415
-    from ..trainer.supervisor.job import Job, check_job  # noqa: PLC0415
+    from ..trainer.supervisor.job import Job, Patience, check_job  # noqa: PLC0415
+    from ..trainer.supervisor.lease import Lease  # noqa: PLC0415
     from ..trainer.supervisor.limits import Limits  # noqa: PLC0415
     from ..trainer.supervisor.reporting import as_json, lines  # noqa: PLC0415
     from ..trainer.supervisor.resolved import write_resolved  # noqa: PLC0415
     from ..trainer.supervisor.supervisor import Supervisor  # noqa: PLC0415
 
     chosen = load_training(config, overrides)
+    if (url := store_url(chosen.record.store)) is not None:
+        raise UsageError(f"A supervised job keeps its journal and fences in its store, not in {url}: name a folder.")
     check_job(chosen, hosts)
     limits = Limits(
         max_restarts=max_restarts, max_fences=max_fences, min_confidence=min_confidence, skip_data=skip_data
@@ -74,29 +87,29 @@ def supervise(
     run = chosen.record.run or os.environ.get(RUN_VARIABLE) or mint_run(config.stem)
     store = chosen.record.store.absolute()
     store.mkdir(parents=True, exist_ok=True)
-    job = Job(
-        config=write_resolved(chosen, run_folder(store, run) / "config.toml"),
-        run=run,
-        store=store,
-        hosts=hosts,
-        spares=spares,
-        skip=chosen.data.skip,
-        world_size=chosen.topology().world_size,
-        steps=chosen.train.steps,
-        self_check=tuple(shlex.split(self_check)),
-        limits=limits,
-    )
-    first = next_attempt_in(store, default_spool(store))(run)
-    hub = Hub(open_listener(*address), token)
-    try:
+    say = _say_now if not json else _say_aside
+    lease = Lease(run_folder(store, run), run)
+    with lease.held(say), contextlib.closing(Hub(open_listener(*address), token)) as hub:
+        job = Job(
+            config=write_resolved(chosen, run_folder(store, run) / "config.toml"),
+            run=run,
+            store=store,
+            hosts=hosts,
+            spares=spares,
+            skip=chosen.data.skip,
+            checkpoints=chosen.checkpoint.folder,
+            world_size=chosen.topology().world_size,
+            steps=chosen.train.steps,
+            self_check=tuple(shlex.split(self_check)),
+            limits=limits,
+            patience=Patience(start_s=first_step_within, stall_s=stalled_after),
+        )
+        unused = next_attempt_in(store, default_spool(store))(run)
+        supervisor = Supervisor(job, hub, say, unused, lease)
+        signal.signal(signal.SIGTERM, lambda *_: supervisor.ask_to_end())
         with _nodes(job, hub, token, hosts + spares if local else 0):
-            say = _say_now if not json else _say_aside
             say(f"run {run}: store {store}; nodes join at {address[0]}:{hub.port}")
-            supervisor = Supervisor(job, hub, say, first)
-            signal.signal(signal.SIGTERM, lambda *_: supervisor.ask_to_end())
             outcome = supervisor.run()
-    finally:
-        hub.close()
     if json:
         print_json(as_json(run, outcome))
     else:
@@ -131,7 +144,7 @@ def _nodes(job: Job, hub: Hub, token: str, count: int) -> Iterator[None]:
     from ..trainer.supervisor.history import run_folder  # noqa: PLC0415
     from ..trainer.supervisor.local import local_nodes  # noqa: PLC0415
 
-    log = run_folder(job.store, job.run) / "logs" / "nodes.log"
+    log = run_folder(job.store, job.run) / "nodes.log"
     with local_nodes(count, hub.port, token, job.ranks_per_host, log):
         yield
 

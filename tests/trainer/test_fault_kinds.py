@@ -246,6 +246,17 @@ def test_a_host_without_a_launcher_loses_the_process_alone() -> None:
     assert child.returncode == -signal.SIGKILL
 
 
+def test_a_process_without_memory_gets_an_exception_and_can_tell_of_it() -> None:
+    code = (
+        "from megascope.trainer.faults.acts import act\n"
+        "try: act('out-of-memory', 'text')\n"
+        "except RuntimeError as error: print(type(error).__name__, str(error)[-200:])"
+    )
+    child = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
+    assert "can't allocate memory" in child.stdout
+    assert child.returncode == 0
+
+
 def test_what_acts_is_known() -> None:
     with pytest.raises(InjectedError):
         act(FaultKind.RAISE, "text")

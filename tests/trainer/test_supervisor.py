@@ -52,13 +52,3 @@ def test_a_killed_rank_costs_its_host_and_no_step(undisturbed: Ran, tmp_path: Pa
     assert done[0] == "noticed"
     assert {"asked-hang", "decided", "fenced", "restarting", "caught-up", "times"} <= set(done)
     assert row["verdict"] is not None
-
-
-@pytest.mark.timeout(240)
-def test_a_lost_host_is_replaced_by_the_spare(undisturbed: Ran, tmp_path: Path) -> None:
-    ran = run_trial(named("host-loss"), tmp_path, lambda line: None)
-    assert ran.report["outcome"] == "finished"
-    assert ran.report["fenced"] == []
-    (incident,) = [one for one in ran.report["incidents"] if one["decision"] is not None]
-    assert (incident["kind"], incident["decision"]) == ("host-lost", "replace")
-    assert ran.losses == undisturbed.losses

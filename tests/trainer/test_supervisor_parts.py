@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +23,6 @@ from megascope.trainer.stopping import CONTROL_VARIABLE, StopRequest
 from megascope.trainer.supervisor.accusing import accused_by_hang, accused_by_stragglers, says_not_finite, says_storage
 from megascope.trainer.supervisor.asking import Question
 from megascope.trainer.supervisor.attempt import AttemptState
-from megascope.trainer.supervisor.checks import Check, CheckResult
 from megascope.trainer.supervisor.goodput import StepSpan, goodput_of
 from megascope.trainer.supervisor.history import Fence, History, Restart
 from megascope.trainer.supervisor.job import check_job
@@ -37,47 +35,6 @@ from megascope.trainer.supervisor.reporting import as_json, lines
 from megascope.trainer.supervisor.resolved import as_toml
 from megascope.trainer.supervisor.supervisor import Outcome
 from support.training import small_config
-
-
-def finished(check: Check) -> CheckResult:
-    deadline = time.monotonic() + 20
-    while (result := check.poll()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result
-
-
-@pytest.mark.parametrize(("code", "passed"), [(0, True), (1, False), (2, None), (77, None)])
-def test_the_exit_code_of_a_check_is_its_result(code: int, passed: bool | None) -> None:
-    result = finished(Check(["sh", "-c", f"echo as it is; exit {code}"], 20))
-    assert result.passed is passed
-    assert "as it is" in result.report
-
-
-@pytest.mark.parametrize(
-    ("verdict", "passed"), [("healthy", True), ("findings", False), ("insufficient-evidence", None)]
-)
-def test_a_verdict_that_a_check_prints_is_its_result(verdict: str, passed: bool | None) -> None:
-    told = json.dumps({"schema": 1, "verdict": verdict})
-    assert finished(Check(["sh", "-c", f"echo aside >&2; echo '{told}'"], 20)).passed is passed
-
-
-def test_a_check_that_hangs_or_is_not_there_says_nothing_about_the_host() -> None:
-    assert finished(Check(["sleep", "60"], 0.1)) == CheckResult(None, "the self-check did not end within 0.1 s")
-    missing = finished(Check(["/no/such/program"], 5))
-    assert missing.passed is None
-    assert "cannot be started" in missing.report
-
-
-def test_a_self_check_that_breaks_down_says_nothing_of_the_host() -> None:
-    """It ends with code 1, as one that found the host unsound does; an import that fails is no broken host."""
-    broken = finished(Check([sys.executable, "-c", "import nothing_of_this_name"], 20))
-    assert broken.passed is None
-    assert "ModuleNotFoundError" in broken.report
-
-
-def test_this_interpreter_runs_a_check_that_asks_for_it() -> None:
-    assert finished(Check(["{python}", "-c", "raise SystemExit(1)"], 20)).passed is False
 
 
 def hang(kind: str, *, statement: str = "", verdict: str = "hang", **more: Any) -> dict[str, Any]:
@@ -223,6 +180,7 @@ def test_an_observer_takes_over_what_is_new_and_waits_for_all_ranks(tmp_path: Pa
     assert [step.step for step in observer.seen.steps] == [0, 1, 2]
     assert observer.seen.steps[0].by_rank_ns == {0: 10**8, 1: 10**8}
     assert {span.step for span in observer.executions()} == set(range(5))
+    assert observer.executions(1) == []
     observer.close()
 
 

@@ -9,20 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed
-from torch._C._distributed_c10d import HashStore
 
-from megascope.profiler.errors import MegascopeError
-from megascope.trainer.finite import NotFiniteError
-from megascope.trainer.rescue import Rescue
 from megascope.trainer.supervisor import watching
 from megascope.trainer.supervisor.asking import Answer
 from megascope.trainer.supervisor.attempt import AttemptState
 from megascope.trainer.supervisor.job import Job, Patience
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Trigger
-from megascope.trainer.supervisor.saving import save_and_stop
 from megascope.trainer.supervisor.signs import Detector, DeviceReading, Sign, StepRecord
+from megascope.trainer.supervisor.telling import AGAIN_S, MOST_TOLD, Teller
 from megascope.trainer.supervisor.watching import Watcher
 
 
@@ -33,6 +28,7 @@ class EndlessError(Exception):
 @dataclass
 class FakeObserver:
     seen: Seen = field(default_factory=lambda: Seen(0))
+    problem: str | None = None
 
     def look(self) -> bool:
         return True
@@ -64,7 +60,7 @@ def watcher(
         on_turn(number)
 
     observer: Any = FakeObserver(seen or Seen(0))
-    return Watcher(job(**patience), state, observer, turn, lambda *_: worth, lambda sign: None, lambda: None)
+    return Watcher(job(**patience), state, observer, turn, lambda *_: worth, lambda signs: None, lambda: None)
 
 
 def trained(step_ms: float = 100.0, count: int = 40, age_s: float = 0.0, **more: Any) -> Seen:
@@ -119,6 +115,53 @@ def test_without_an_agent_a_long_silence_is_a_stall(age_s: float, step_ms: float
     else:
         with pytest.raises(EndlessError):
             watch.watch()
+
+
+def test_ranks_that_do_not_end_after_the_last_step_are_a_stall() -> None:
+    """One rank has ended in order; the others hang while they are torn down."""
+    seen, state = trained(age_s=50), ended(r0=0)
+    state.ended_ns = time.time_ns() - 40 * 10**9
+    alert = watcher(state, seen, stall_s=30).watch()
+    assert (alert.trigger, "and 3 ranks do not end" in alert.sentence) == (Trigger.STALLED, True)
+    state.ended_ns = time.time_ns()
+    with pytest.raises(EndlessError):
+        watcher(state, seen, stall_s=30).watch()
+
+
+def test_what_any_rank_tells_of_keeps_the_watchdog_quiet() -> None:
+    """The rows of one rank are lost, so that no step is over; the others train."""
+    seen = trained(age_s=50)
+    seen.furthest, seen.furthest_ns = 90, time.time_ns()
+    with pytest.raises(EndlessError):
+        watcher(seen=seen, stall_s=30).watch()
+
+
+def test_a_store_that_cannot_be_read_is_named_and_is_no_stall() -> None:
+    watch = watcher(AttemptState(0, ("node-0", "node-1"), 2, time.time_ns() - 10**11), start_s=5)
+    blind = watcher(seen=trained(age_s=50), stall_s=30)
+    watch.observer.problem = blind.observer.problem = "stale file handle"
+    assert "(the store: stale file handle)" in watch.watch().sentence
+    with pytest.raises(EndlessError):
+        blind.watch()
+
+
+def test_a_sign_is_told_once_while_it_lasts_and_a_step_s_own_every_time() -> None:
+    now, told = [0.0], list[Sign]()
+    teller = Teller(told.append, lambda: now[0])
+    slow, spikes = (
+        Sign(Detector.OFF_BASELINE, "", 2.0, 1.5, 7),
+        [Sign(Detector.GRAD_NORM, "", 4, 3, n) for n in (9, 12)],
+    )
+    for moment in (0.0, 1.0, AGAIN_S):
+        now[0] = moment
+        teller.hear([slow, spikes[0]])
+    teller.hear([spikes[1]])
+    assert told == [slow, *spikes]
+    now[0] = 3 * AGAIN_S
+    teller.hear([slow])
+    assert told[3:] == [slow]
+    teller.hear([Sign(Detector.GRAD_NORM, "", 4, 3, number) for number in range(100, 100 + MOST_TOLD)])
+    assert len(told) == MOST_TOLD
 
 
 def test_a_job_that_never_takes_a_step_is_not_waited_for_for_ever() -> None:
@@ -177,6 +220,42 @@ def test_a_job_that_slows_down_asks_who_it_is(stragglers: type[Stragglers]) -> N
     assert asked[-2:] == ("--steps", "0:42")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "where"),
+    [([3, 1], ["b", "a"], "between a and b, on ranks 1, 3,"), ([], [], "of the job"), ([3, 2], ["a", "a"], None)],
+)
+def test_a_slow_network_that_accuses_no_host_is_told(
+    stragglers: type[Stragglers], ranks: list[int], hosts: list[str], where: str | None
+) -> None:
+    told: list[Sign] = []
+    watch = watcher(seen=slowed(), worth=False)
+    watch.hear = told.extend
+    culprit = {"kind": "link", "cause": "network", "ranks": ranks, "hosts": hosts, "segment": "send", "ratio": 4.0}
+    verdict = {"verdict": "findings", "culprits": [{**culprit, "confidence": 0.9}]}
+    stragglers.answer = Answer(verdict, None, 0.1)
+    with pytest.raises(EndlessError):
+        watch.watch()
+    sentences = [sign.sentence for sign in told if sign.detector is Detector.NETWORK]
+    assert sentences == (
+        [] if where is None else [f"the network {where} is slow in send (4.00 times as long), which accuses no host"]
+    )
+
+
+def test_the_questions_are_about_the_change_and_about_now_by_turns(stragglers: type[Stragglers]) -> None:
+    seen = slowed()
+    stragglers.answer = Answer({"verdict": "insufficient-evidence", "culprits": []}, None, 0.1)
+
+    def go_on(_: int) -> None:
+        last = seen.last_step or 0
+        seen.steps += [StepRecord(number, 300e6, tokens=100) for number in range(last + 1, last + 31)]
+        seen.last_step = last + 30
+
+    watch = watcher(seen=seen, worth=False, turns=6, on_turn=go_on, ask_every_s=0.0)
+    with pytest.raises(EndlessError):
+        watch.watch()
+    assert [one[-1] for one in stragglers.asked][:3] == ["22:72", "82:132", "142:192"]
+
+
 def test_a_job_that_runs_as_before_asks_nobody(stragglers: type[Stragglers]) -> None:
     with pytest.raises(EndlessError):
         watcher(seen=trained()).watch()
@@ -186,7 +265,7 @@ def test_a_job_that_runs_as_before_asks_nobody(stragglers: type[Stragglers]) -> 
 def test_what_the_policy_would_do_nothing_about_is_only_told(stragglers: type[Stragglers]) -> None:
     told: list[Sign] = []
     watch = watcher(seen=slowed(), worth=False)
-    watch.tell = told.append
+    watch.hear = Teller(told.append).hear
     with pytest.raises(EndlessError):
         watch.watch()
     assert len(stragglers.asked) == 1  # and not again at once
@@ -219,90 +298,3 @@ def test_a_loss_that_is_not_finite_ends_the_watch() -> None:
     seen = trained()
     seen.steps.append(StepRecord(40, 1e8, loss=float("nan"), first_bad_rank=2))
     assert watcher(seen=seen).watch().trigger is Trigger.NOT_FINITE
-
-
-@dataclass
-class FakeNode:
-    told: list[dict[str, Any]] = field(default_factory=list)
-
-    def tell(self, message: dict[str, Any]) -> None:
-        self.told.append(message)
-
-
-@dataclass
-class FakeHub:
-    nodes: dict[str, FakeNode] = field(default_factory=lambda: {name: FakeNode() for name in ("node-0", "node-1")})
-
-
-def test_all_ranks_are_asked_to_save_at_one_step_far_enough_ahead() -> None:
-    state, hub = ended(), FakeHub()
-    observer: Any = FakeObserver(trained(100.0, 40))
-
-    def turn(_: float) -> None:
-        state.codes = dict.fromkeys(range(4), 0)
-
-    fake: Any = hub
-    target = save_and_stop(job(save_s=5.0), state, fake, observer, turn)
-    assert target is not None
-    assert target >= 40 + 50
-    assert [node.told for node in hub.nodes.values()] == [[{"do": "save-and-stop", "step": target}]] * 2
-
-
-def test_ranks_that_fail_instead_have_not_saved() -> None:
-    state = ended()
-    observer: Any = FakeObserver(trained())
-    hub: Any = FakeHub()
-
-    def turn(_: float) -> None:
-        state.codes = {3: -9}
-
-    assert save_and_stop(job(), state, hub, observer, turn) is None
-    empty: Any = FakeObserver()
-    assert save_and_stop(job(), state, hub, empty, turn) is None
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
-    store = HashStore()
-    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
-    return store
-
-
-def test_all_ranks_save_once_one_has_a_loss_that_is_not_finite(store: HashStore) -> None:
-    saved: list[tuple[str, int]] = []
-    first, second = (Rescue(3, lambda updates, name=name: saved.append((name, updates))) for name in "ab")  # type: ignore[misc]
-    with pytest.raises(NotFiniteError), first.guard(lambda: 7):
-        raise NotFiniteError("The loss is not finite")
-    with pytest.raises(RuntimeError, match="peer"), second.guard(lambda: 7):
-        raise RuntimeError("Connection closed by peer")
-    assert saved == [("a", 7), ("b", 7)]
-
-
-def test_what_the_weights_were_updated_with_is_not_saved(store: HashStore) -> None:
-    saved: list[int] = []
-    error = NotFiniteError("The gradient norm of step 6 is not finite")
-    error.is_applied = True
-    with pytest.raises(NotFiniteError), Rescue(0, saved.append).guard(lambda: 7):
-        raise error
-    with pytest.raises(RuntimeError), Rescue(0, saved.append).guard(lambda: 7):
-        raise RuntimeError("Connection closed by peer")
-    assert saved == []
-
-
-def test_another_failure_and_another_step_save_nothing(store: HashStore) -> None:
-    saved: list[int] = []
-    rescue = Rescue(3, saved.append)
-    rescue.after(RuntimeError("Connection closed by peer"), 7)
-    store.set("megascope/not-finite/3", "8")
-    rescue.after(MegascopeError("The dp group broke"), 7)
-    Rescue(4, saved.append).after(RuntimeError("Connection closed by peer"), 8)
-    assert saved == []
-
-
-def test_a_rescue_that_fails_hides_no_error(store: HashStore, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: int) -> None:
-        raise MegascopeError("Cannot write a checkpoint")
-
-    with pytest.raises(NotFiniteError), Rescue(0, fail).guard(lambda: 7):
-        raise NotFiniteError("The loss is not finite")
-    assert "The last good state is not saved (Cannot write a checkpoint)" in caplog.text

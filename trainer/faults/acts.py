@@ -1,21 +1,27 @@
-"""What befalls a rank in the middle of its work: it stops, freezes, holds the interpreter, raises, or is killed."""
+"""What befalls a rank in its work: it stops, freezes, holds the interpreter, raises, has no memory left, is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
 
 import psutil
+import torch
 
 from .kinds import FaultKind
 
 LAUNCHERS = ("MEGASCOPE_PORT", "TORCHELASTIC_RUN_ID", "MEGASCOPE_NODE")
 """Set by our launcher, by torchrun and by the agent of a supervised host for the ranks that they start: then the parent
 is the launcher of this host."""
+
+
+HEADROOM_BYTES = 256 * 2**20
+"""What a process that runs out of memory may still allocate."""
 
 
 class InjectedError(RuntimeError):
@@ -45,6 +51,18 @@ def _hold_gil() -> None:
         ctypes.PyDLL(None).sleep(3600)
 
 
+def _use_up_memory() -> None:
+    """Allocate tensors until the allocator fails: the process may have little more than it has now (Linux)."""
+    limit = psutil.Process().memory_info().vms + HEADROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    held: list[torch.Tensor] = []
+    try:
+        while True:
+            held.append(torch.ones(2**20))
+    finally:
+        held.clear()
+
+
 def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -69,6 +87,7 @@ _ACTS: dict[FaultKind, Callable[[], None]] = {
     FaultKind.STOP: _stop,
     FaultKind.FREEZE: _freeze,
     FaultKind.HOLD_GIL: _hold_gil,
+    FaultKind.OUT_OF_MEMORY: _use_up_memory,
     FaultKind.KILL: _kill,
     FaultKind.KILL_HOST: _kill_host,
 }

@@ -18,6 +18,7 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"
     HOLD_GIL = "hold-gil"
     RAISE = "raise"
+    OUT_OF_MEMORY = "out-of-memory"
     KILL = "kill"
     KILL_HOST = "kill-host"
     NO_RENDEZVOUS = "no-rendezvous"
@@ -35,7 +36,9 @@ class FaultKind(StrEnum):
 ENDING = frozenset({FaultKind.KILL, FaultKind.KILL_HOST})
 """Kinds after which the rank records nothing more."""
 
-ACTS = ENDING | {FaultKind.STOP, FaultKind.FREEZE, FaultKind.HOLD_GIL, FaultKind.RAISE}
+ACTS = ENDING | {
+    FaultKind.STOP, FaultKind.FREEZE, FaultKind.HOLD_GIL, FaultKind.RAISE, FaultKind.OUT_OF_MEMORY,
+}  # fmt: skip
 """Kinds that befall a rank in the middle of its own work, or at the start of a step."""
 
 ALTERING = frozenset({FaultKind.WRONG_COLLECTIVE, FaultKind.WRONG_SIZE, FaultKind.WRONG_DTYPE})
@@ -54,6 +57,7 @@ REQUIRED = {
     FaultKind.FREEZE: _AT,
     FaultKind.HOLD_GIL: _AT,
     FaultKind.RAISE: _AT,
+    FaultKind.OUT_OF_MEMORY: _AT,
     FaultKind.KILL: _AT,
     FaultKind.KILL_HOST: _AT,
     FaultKind.NO_RENDEZVOUS: {"rank"},
@@ -102,7 +106,8 @@ def parse_fault(text: str) -> Fault:
     """Parse ``KIND key=value ...``; several ranks or segments are joined by commas.
 
     slow rank=5 factor=1.5 [segment=forward,backward] [from=20] [to=100]; slow-link link=1>5 delay_ms=20 [from=] [to=];
-    stop, freeze, hold-gil, raise, kill, kill-host rank=3 step=12 segment=forward (only stop must have a segment);
+    stop, freeze, hold-gil, raise, out-of-memory, kill, kill-host rank=3 step=12 segment=forward (only stop must have a
+    segment);
     skip-collective, wrong-collective, wrong-size, wrong-dtype rank=3 step=12 segment=dp_all_gather;
     skip-send rank=3 step=12 segment=send_forward; receive-first, swap-order, repeat-step, nan rank=3 step=12;
     no-rendezvous rank=3. Each takes attempt=0 too, to act in that attempt alone. Raises UsageError for anything else.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .policy import Accused
+from .signs import Detector, Sign
 
 HOST_KINDS = frozenset({"dead", "host-stuck", "device-stuck", "network", "library"})
 """Kinds of culprits of the hang verdict for which the host may be at fault. The others are the program's doing."""
@@ -64,6 +66,25 @@ def accused_by_stragglers(verdict: Mapping[str, Any]) -> tuple[Accused, ...]:
         if hosts[0] not in found or found[hosts[0]].confidence < accused.confidence:
             found[hosts[0]] = accused
     return tuple(found.values())
+
+
+def network_signs(verdict: Mapping[str, Any]) -> list[Sign]:
+    """A sign for each finding of a straggler verdict that the network is slow and that accuses no single host.
+
+    Of a link between hosts either may be at fault, or what lies between; a finding on the whole job names nobody.
+    """
+    found = []
+    for one in _culprits(verdict) if verdict.get("verdict") == "findings" else ():
+        hosts = tuple(sorted(set(one["hosts"])))
+        if one["cause"] != "network" or len(hosts) == 1:
+            continue
+        where = f"between {' and '.join(hosts)}, on rank{_ranks(one['ranks'])}," if hosts else "of the job"
+        segment = f" in {one['segment']}" if one.get("segment") else ""
+        ratio = float(one["ratio"]) if one.get("ratio") else math.nan
+        how = f" ({ratio:.2f} times as long)" if math.isfinite(ratio) else ""
+        sentence = f"the network {where} is slow{segment}{how}, which accuses no host"
+        found.append(Sign(Detector.NETWORK, sentence, ratio, 1.0, None, tuple(sorted(map(int, one["ranks"]))), hosts))
+    return found
 
 
 def says_not_finite(verdict: Mapping[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,11 @@ from .checks import CheckResult
 
 @dataclass(slots=True)
 class AttemptState:
-    """What is known of an attempt from its nodes. ``hosts`` are in the order of their ranks."""
+    """What is known of an attempt from its nodes. ``hosts`` are in the order of their ranks.
+
+    ``ended_ns``: when the newest of the ranks that have ended did (UTC). ``untold``: hosts not yet told to start.
+    ``useless``: hosts whose agents are there, but do not do what they are told: they count as lost too.
+    """
 
     number: int
     hosts: tuple[str, ...]
@@ -24,6 +29,9 @@ class AttemptState:
     pids: dict[int, int] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
     checks: dict[str, CheckResult] = field(default_factory=dict)
+    ended_ns: int | None = None
+    untold: set[str] = field(default_factory=set)
+    useless: set[str] = field(default_factory=set)
 
     @property
     def world_size(self) -> int:
@@ -47,7 +55,12 @@ class AttemptState:
 
     def is_still(self, host: str) -> bool:
         """Whether no rank runs on a host any more, as far as can be told."""
-        return host in self.lost or all(rank in self.codes for rank in self.ranks_of(host))
+        return host in self.lost | self.untold or all(rank in self.codes for rank in self.ranks_of(host))
+
+    def give_up(self, hosts: Iterable[str]) -> None:
+        """Count hosts as lost whose agents do not do what they are told."""
+        self.useless.update(hosts)
+        self.lost.update(self.useless)
 
     def take(self, host: str, message: Mapping[str, Any]) -> None:
         """Take over what a node of the attempt said; what is about an earlier attempt is passed over."""
@@ -62,6 +75,7 @@ class AttemptState:
             return
         if what == "ended":
             self.codes.update({int(rank): int(code) for rank, code in message["codes"].items()})
+            self.ended_ns = time.time_ns()
             self.said[host] = str(message["said"]) or self.said.get(host, "")
         elif what == "started":
             self.pids.update({int(rank): int(pid) for rank, pid in message["pids"].items()})

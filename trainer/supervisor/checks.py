@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..children import die_with
+
 FAILED = 1
 """Any other code than 0 and this one says nothing about the host: the check itself did not work."""
 
@@ -34,13 +36,16 @@ class CheckResult:
 
 
 class Check:
-    """A check that runs beside its caller, who looks for the result with `poll`. ``{python}`` is this interpreter."""
+    """A check that runs beside its caller, who looks for the result with `poll`. ``{python}`` is this interpreter.
+
+    It is killed when its caller dies, who has no threads.
+    """
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         self._deadline, self._timeout_s = time.monotonic() + timeout_s, timeout_s
         self._out = tempfile.TemporaryFile()  # noqa: SIM115
         self._child: subprocess.Popen[bytes] | None = None
-        self._problem = ""
+        self._problem, parent = "", os.getpid()
         try:
             self._child = subprocess.Popen(
                 [sys.executable if part == "{python}" else part for part in command],
@@ -48,6 +53,7 @@ class Check:
                 stdout=self._out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=lambda: die_with(parent),  # noqa: PLW1509
             )
         except OSError as error:
             self._problem = f"the self-check cannot be started ({error})"

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...collectors.health import ECC_ERRORS
+from ...collectors.hardware.metrics import ECC_ERRORS
 from .signs import Beat, Detector, DeviceReading, Sign, StepRecord
 
 ECC_METRIC, XID_METRIC = ECC_ERRORS.name, "xid"
@@ -136,19 +136,20 @@ def throughput_decline(steps: Sequence[StepRecord], limits: Thresholds = THRESHO
 
 
 def grad_spikes(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS) -> list[Sign]:
-    """Whether the last step's gradient norm was far over its running mean."""
-    norms = [step.grad_norm for step in steps if step.grad_norm is not None and math.isfinite(step.grad_norm)]
-    if not steps or steps[-1].grad_norm is None or not math.isfinite(steps[-1].grad_norm):
-        return []
-    before = norms[:-1][-limits.grad_steps :]
-    if len(before) < limits.grad_steps // 2:
-        return []
-    mean = math.fsum(before) / len(before)
-    ratio = norms[-1] / mean if mean > 0 else 0.0
-    if ratio <= limits.grad_factor:
-        return []
-    sentence = f"the gradient norm of step {steps[-1].step} is {norms[-1]:.3g}, {ratio:.1f} times its running mean"
-    return [Sign(Detector.GRAD_NORM, sentence, ratio, limits.grad_factor, steps[-1].step)]
+    """Every step whose gradient norm was far over the mean of those before it."""
+    found: list[Sign] = []
+    before: list[float] = []
+    for step in steps:
+        norm = step.grad_norm
+        if norm is None or not math.isfinite(norm):
+            continue
+        mean = math.fsum(before) / len(before) if before else 0.0
+        ratio = norm / mean if mean > 0 and len(before) >= limits.grad_steps // 2 else 0.0
+        if ratio > limits.grad_factor:
+            sentence = f"the gradient norm of step {step.step} is {norm:.3g}, {ratio:.1f} times its running mean"
+            found.append(Sign(Detector.GRAD_NORM, sentence, ratio, limits.grad_factor, step.step))
+        before = [*before, norm][-limits.grad_steps :]
+    return found
 
 
 def not_finite(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS) -> list[Sign]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...collectors.durable import make_folders, write_durably
+from ...collectors.manifest import quote_name
+from ...collectors.retention_beside import SUPERVISOR
 from ...profiler.errors import MegascopeError
 
 VERSION = 1
-FOLDER = "_supervisor"
-"""Folder of the store that holds a folder for every supervised run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +41,29 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A host that a verdict named and that was not fenced for it: when (UTC, s), and with which confidence."""
+    """A host that a verdict named and that was not fenced for it: when (UTC, s), and with which confidence.
+
+    ``step``: the last one that was completed before the failure.
+    """
 
     host: str
     moment_s: float
     confidence: float
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Restarts and fences in the order in which they were made; ``skipped``: batches passed over."""
+    """Restarts and fences in the order in which they were made; ``skipped``: batches passed over.
+
+    ``next_attempt``: the number of the first attempt that was not started.
+    """
 
     restarts: tuple[Restart, ...] = ()
     fences: tuple[Fence, ...] = ()
     skipped: tuple[int, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
+    next_attempt: int = 0
 
     def restarts_since(self, moment_s: float) -> list[Restart]:
         """Restarts decided at or after a moment."""
@@ -68,13 +78,16 @@ class History:
         """Hosts that must not be used."""
         return frozenset(one.host for one in self.fences)
 
-    def confidence_in(self, host: str, confidence: float, since_s: float) -> float:
-        """Confidence in a host's guilt with earlier suspicions: 1 - (1 - a)(1 - b)..., as of independent verdicts."""
-        doubt = 1.0 - confidence
+    def confidence_in(self, host: str, confidence: float, since_s: float, step: int | None) -> float:
+        """Confidence in a host's guilt with earlier suspicions: 1 - (1 - a)(1 - b)..., as of independent verdicts.
+
+        Failures after the same step are one: what a program does there it does again, and they add up to nothing.
+        """
+        by_step = {step: confidence}
         for one in self.suspicions:
             if one.host == host and one.moment_s >= since_s:
-                doubt *= 1.0 - one.confidence
-        return 1.0 - doubt
+                by_step[one.step] = max(by_step.get(one.step, 0.0), one.confidence)
+        return 1.0 - math.prod(1.0 - best for best in by_step.values())
 
     def with_suspicion(self, suspicion: Suspicion) -> History:
         """With one more host that was suspected."""
@@ -117,8 +130,23 @@ def _number(step: int | None) -> int:
 
 
 def run_folder(store: Path, run: str) -> Path:
-    """Where the supervisor of a run keeps its state and the logs of the ranks."""
-    return store / FOLDER / f"run={run}"
+    """Where the supervisor of a run keeps its state."""
+    return store / SUPERVISOR / f"run={quote_name(run)}"
+
+
+def attempt_logs(store: Path, run: str, attempt: int) -> Path:
+    """Where the ranks of an attempt leave their logs, a file a host; deleted within the limits of the raw data."""
+    return run_folder(store, run) / f"attempt={attempt}"
+
+
+def first_attempt(store: Path, run: str, history: History, unused: int) -> int:
+    """The number of the first attempt that a supervisor may start: no earlier one has left anything under it.
+
+    ``unused``: the first one that ranks have recorded nothing of. Those that refused their configuration never do.
+    """
+    folders = run_folder(store, run).glob("attempt=*")
+    started = [int(found[1]) + 1 for path in folders if (found := re.fullmatch(r"attempt=(\d+)", path.name))]
+    return max(unused, history.next_attempt, *started, 0)
 
 
 def save_history(path: Path, history: History) -> None:
@@ -148,6 +176,7 @@ def load_history(path: Path) -> History:
             tuple(Fence(**one) for one in value["fences"]),
             tuple(int(step) for step in value["skipped"]),
             tuple(Suspicion(**one) for one in value["suspicions"]),
+            int(value.get("next_attempt", 0)),
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise MegascopeError(

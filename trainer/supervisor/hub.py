@@ -20,8 +20,6 @@ A node that has not heard anything for as long ends its ranks, so that a host th
 beside the next attempt.
 """
 
-PING_S = 2.0
-
 MOST_STRANGERS = 256
 """Connections that have not shown the token yet; others wait."""
 
@@ -50,7 +48,6 @@ class Hub:
         self._listening, self._token = listening, token
         self.banned = set(banned)
         self.nodes: dict[str, Node] = {}
-        self._ping_at = 0.0
         self._new: dict[Wire, tuple[str, float]] = {}
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
@@ -61,6 +58,11 @@ class Hub:
         """Where nodes join."""
         return int(self._listening.getsockname()[1])
 
+    def ping(self) -> None:
+        """Let all nodes know that they are not alone; any thread may."""
+        for node in list(self.nodes.values()):
+            node.tell({"do": "ping"})
+
     def turn(self, patience_s: float) -> Iterator[tuple[Node, Message]]:
         """Wait for news, at most so long; then each message with its node. A lost one says ``{"say": "lost"}`` once."""
         self._selector.select(patience_s)
@@ -70,10 +72,6 @@ class Hub:
         for wire in list(self._new):
             self._admit(wire)
         now = time.monotonic()
-        if now >= self._ping_at:
-            self._ping_at = now + PING_S
-            for node in self.nodes.values():
-                node.tell({"do": "ping"})
         for node in list(self.nodes.values()):
             messages = node.wire.receive()
             if messages:

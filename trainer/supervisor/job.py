@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...profiler.errors import UsageError
+from ..checkpoints.files import committed_steps
 from ..config import TrainConfig
 from .detectors import Thresholds
 from .limits import Limits
@@ -42,7 +44,8 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The job and its supervision. ``config``: the resolved configuration, ``skip`` the batches that it passes over.
+    """The job and its supervision. ``config``: the resolved configuration, ``skip`` the batches that it passes over,
+    ``checkpoints`` the folder that it resumes from.
 
     ``hosts``: hosts that it trains on, with ``world_size / hosts`` ranks each; ``spares`` more are waited for at first.
     ``self_check``: a command that is run on a suspected host (exit code 0: sound, 1: not); empty for none.
@@ -56,6 +59,7 @@ class Job:
     steps: int
     spares: int = 0
     skip: tuple[int, ...] = ()
+    checkpoints: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     self_check: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
@@ -66,6 +70,12 @@ class Job:
     def ranks_per_host(self) -> int:
         """Ranks on each host."""
         return self.world_size // self.hosts
+
+    def resumed_step(self) -> int:
+        """The step with which an attempt begins: that of the newest checkpoint; 0 without any, or where it hides."""
+        with contextlib.suppress(OSError):
+            return max(() if self.checkpoints is None else committed_steps(self.checkpoints), default=0)
+        return 0
 
 
 def check_job(config: TrainConfig, hosts: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -63,11 +64,15 @@ class Record:
 
 
 class Journal:
-    """Writes the records of one run. A store that cannot be written stops nobody: they are kept, and tried again."""
+    """Writes the records of one run. A store that cannot be written stops nobody: they are kept, and tried again.
+
+    That is at the next write, of whatever attempt, and once more when the journal is closed.
+    """
 
     def __init__(self, store: Path, run: str) -> None:
         self._store, self._run = store, run
         self._writer: TableWriter | None = None
+        self._unwritten: set[int] = set()
         self.records: list[Record] = []
 
     def open(self, attempt: int, kind: str, opened_ns: int, step: int | None) -> Record:
@@ -78,21 +83,33 @@ class Journal:
         return record
 
     def write(self, attempt: int) -> None:
-        """Write all records of an attempt again."""
-        rows = [one.row(self._run) for one in self.records if one.attempt == attempt]
-        if not rows:
-            return
+        """Write all records of an attempt again, and those that could not be written before."""
+        self._unwritten.add(attempt)
         try:
             if self._writer is None:
                 self._writer = TableWriter(self._store, f"{WHO}-{self._run}")
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-            self._writer.write("incidents", self._run, attempt, columns, replace=True)
+            for number in sorted(self._unwritten):
+                self._stage(self._writer, number)
             self._writer.commit()
+            self._unwritten.clear()
         except (OSError, MegascopeError) as error:
             log.warning("What the supervisor did is not in the store yet (%s).", error)
+            self._give_up_writer()  # what it staged would come twice
+
+    def _stage(self, writer: TableWriter, attempt: int) -> None:
+        rows = [one.row(self._run) for one in self.records if one.attempt == attempt]
+        if rows:
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            writer.write("incidents", self._run, attempt, columns, replace=True)
+
+    def _give_up_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError, MegascopeError):
+                writer.close()
 
     def close(self) -> None:
-        """Give the writer's name free."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Write what is left, and give the writer's name free."""
+        if self._unwritten:
+            self.write(next(iter(self._unwritten)))
+        self._give_up_writer()

@@ -7,6 +7,7 @@ Ranks and the host's collector die with it, and it ends them when the supervisor
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from ..launch import preload
 from .checks import Check
 from .hub import SILENT_S
 from .kernel_log import KernelLog
-from .ranks import Start, hold_rendezvous, run_rank, tail_of, write_control
+from .ranks import Start, hold_rendezvous, remove_control, run_rank, tail_of, write_control
 from .wire import Message, UnansweredError, Wire, join
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class NodeAgent:
 
     def __init__(self, settings: NodeSettings) -> None:
         preload()
-        self._host = host_name()
+        self._host, self._address = host_name(), settings.address
         self._ranks, self._rendezvous = Children(), Children()
         self._start: Start | None = None
         self._kill_at: float | None = None
@@ -85,6 +86,10 @@ class NodeAgent:
         finally:
             self._ranks.end()
             self._rendezvous.end()
+            if self._check is not None:
+                self._check.close()
+            if self._start is not None:
+                remove_control(self._start.control)
             if self._collector is not None and not self._collector.end():
                 self._collector.leave()
             self._wire.close()
@@ -124,6 +129,7 @@ class NodeAgent:
             return
         start = self._start = Start.of(message)
         self._kill_at = None
+        remove_control(start.control)
         if self._collector is None:
             self._collector = HostAgent(default_spool(start.store), start.store)
             self._collector.start()
@@ -153,6 +159,7 @@ class NodeAgent:
         if self._kill_at is not None:
             if not len(self._ranks):
                 self._kill_at = None
+                remove_control(self._start.control)
                 self._wire.send({"say": "stopped", "attempt": self._start.attempt})
             elif time.monotonic() >= self._kill_at:
                 self._ranks.send(signal.SIGKILL)
@@ -171,12 +178,18 @@ class NodeAgent:
 
     def _give_port(self, message: Message) -> None:
         """Hold the rendezvous of an attempt, in a process of its own: it stays when rank 0 goes."""
-        self._rendezvous.send(signal.SIGKILL)
-        self._rendezvous = Children()
-        with socket.create_server(("", 0), backlog=1024) as server:
+        self._rendezvous.kill()
+        with self._listener() as server:
             port = server.getsockname()[1]
             self._rendezvous.fork(0, lambda: self._hold(server))
         self._wire.send({"say": "port", "attempt": message["attempt"], "port": port})
+
+    def _listener(self) -> socket.socket:
+        """Where ranks meet: only on this machine, where the supervisor is reached so and no address was given."""
+        own, family = str(self._wire.socket.getsockname()[0]), self._wire.socket.family
+        if self._address is None and ipaddress.ip_address(own).is_loopback:
+            return socket.create_server((own, 0), family=family, backlog=1024)
+        return socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6)
 
     def _hold(self, server: socket.socket) -> int:
         self._wire.socket.close()

@@ -23,7 +23,6 @@ class Trigger(StrEnum):
     DEVICE_ERROR = "device-error"
     NOT_FINITE = "not-finite"
     STORAGE = "storage"
-    DIVERGED = "diverged"
     ASKED = "asked"
 
 
@@ -57,7 +56,10 @@ class Accused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One incident as it stands once it is diagnosed. ``step``: the last completed one, None before the first."""
+    """One incident as it stands once it is diagnosed. ``step``: the last completed one, None before the first.
+
+    ``skip``: batches that the configuration passes over.
+    """
 
     trigger: Trigger
     moment_s: float
@@ -65,6 +67,7 @@ class Case:
     accused: tuple[Accused, ...] = ()
     lost: frozenset[str] = frozenset()
     spares: int = 0
+    skip: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,12 @@ def decide(case: Case, history: History, limits: Limits) -> Decision:
     """
     since_s = case.moment_s - limits.window_s
     accused = tuple(
-        replace(one, confidence=history.confidence_in(one.host, one.confidence, since_s)) if one.blames_host else one
+        replace(one, confidence=history.confidence_in(one.host, one.confidence, since_s, case.step))
+        if one.blames_host
+        else one
         for one in case.accused
     )
     case = replace(case, accused=accused)
-    if case.trigger is Trigger.DIVERGED:
-        return Decision(Action.WATCH, "The loss diverges: that is told, and nothing is done about it automatically.")
     if case.trigger is Trigger.ASKED:
         return Decision(Action.STOP, "The supervisor was asked to end: start the same run again to go on.")
     if case.trigger is Trigger.REFUSED:
@@ -110,9 +113,11 @@ def applied(decision: Decision, case: Case, history: History) -> History:
     """The history once a decision is carried out: what was fenced, who was suspected, and the restart."""
     for host in decision.fence:
         history = history.with_fence(Fence(host, case.moment_s, decision.reason))
-    for one in case.accused:
-        if one.blames_host and one.host not in decision.fence:
-            history = history.with_suspicion(Suspicion(one.host, case.moment_s, one.confidence))
+    named = [one for one in case.accused if one.blames_host]
+    if len({one.host for one in named}) == 1:  # several at once have a common cause, which suspects none of them
+        best = max(named, key=lambda one: one.confidence)
+        if best.host not in decision.fence:
+            history = history.with_suspicion(Suspicion(best.host, case.moment_s, best.confidence, case.step))
     if decision.action is Action.STOP:
         return history
     planned = decision.action is Action.CHECKPOINT_AND_REPLACE
@@ -149,7 +154,7 @@ def _after_failure(case: Case, history: History, limits: Limits) -> Decision:
             return Decision(
                 Action.STOP, f"The job failed {repeated} times in a row in step {failing}: a restart does not help."
             )
-        skip_batch = batch_of(failing, history.skipped)
+        skip_batch = batch_of(failing, {*case.skip, *history.skipped})
     fence, doubt = _to_fence([one for one in case.accused if one.host not in case.lost], limits)
     needed = len(fence) + len(case.lost)
     if needed > case.spares and fence and not case.lost and _all_passed(case.accused, fence):

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from torch._C._distributed_c10d import TCPStore
 
+from ...collectors.manifest import quote_name
 from ...profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE
 from ...profiler.opening import default_spool
 from ..config import load_config
@@ -60,8 +61,8 @@ class Start:
 
     @property
     def control(self) -> Path:
-        """The file in which the ranks of this host look for a request."""
-        return self.log.with_suffix(".control")
+        """The file in which the ranks of this host look for a request: on the host's own disk or memory."""
+        return default_spool(self.store) / f"{quote_name(self.run)}-{self.attempt}.control"
 
 
 def run_rank(start: Start, local: int) -> int:
@@ -105,9 +106,15 @@ def hold_rendezvous(server: socket.socket) -> int:
 
 def write_control(path: Path, step: int) -> None:
     """Ask the ranks of this host to save after ``step`` updates and to stop."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(str(step))
     temporary.replace(path)
+
+
+def remove_control(path: Path) -> None:
+    """Take a request back, for whoever has not seen it yet."""
+    path.unlink(missing_ok=True)
 
 
 def tail_of(log: Path) -> str:

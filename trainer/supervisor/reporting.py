@@ -26,10 +26,13 @@ def as_json(run: str, outcome: Outcome) -> dict[str, Any]:
 
 def _incident(record: Record) -> dict[str, Any]:
     decided = next((one for one in record.actions if one["action"] == "decided"), {})
+    told = next((one for one in record.actions if one["action"] in {"sign", "noticed"}), {})
     return {
         "attempt": record.attempt,
         "kind": record.kind.removeprefix(RECOVERY),
         "step": record.step,
+        "told": told.get("sentence"),
+        "ranks": told.get("ranks", []),
         "decision": decided.get("decision"),
         "why": decided.get("why"),
         "fenced": [one["host"] for one in record.actions if one["action"] == "fenced"],
@@ -52,9 +55,8 @@ def lines(run: str, outcome: Outcome) -> list[str]:
         if found["decision"] is None:
             continue
         times = ", ".join(f"{name.removesuffix('_s')} {value:g} s" for name, value in record.times.items())
-        told.append(
-            f"  attempt {record.attempt}, after step {record.step}: {found['kind']}, {found['decision']} ({times})"
-        )
+        where = "before the first step" if record.step is None else f"after step {record.step}"
+        told.append(f"  attempt {record.attempt}, {where}: {found['kind']}, {found['decision']} ({times})")
     if outcome.goodput is not None and outcome.goodput.goodput is not None:
         good = outcome.goodput
         told.append(

@@ -19,13 +19,16 @@ MOST_STEP_S = 120.0
 def stop_step(job: Job, seen: Seen) -> int | None:
     """The number of updates after which all ranks could save and stop; None where that cannot be told.
 
-    The store lags behind: steps that have been made since its last one, at the fastest pace, are counted in.
+    The store lags behind: steps that have been made since its last one, at the fastest pace, are counted in. Steps that
+    are shorter than the time to give vary, and get two more; of longer ones it is the end of the next but one.
     """
     times = _times_s(seen)
     if not times or seen.last_step is None or seen.end_ns is None or statistics.median(times) > MOST_STEP_S:
         return None
     since = math.ceil(max(time.time_ns() - seen.end_ns, 0) / 1e9 / min(times))
-    return seen.last_step + 1 + since + math.ceil(job.patience.save_s / statistics.median(times)) + 2
+    usual_s = statistics.median(times)
+    more = math.ceil(job.patience.save_s / usual_s) + (2 if usual_s < job.patience.save_s else 0)
+    return seen.last_step + 1 + since + more
 
 
 def _times_s(seen: Seen) -> list[float]:

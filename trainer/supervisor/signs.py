@@ -20,6 +20,7 @@ class Detector(StrEnum):
     XID = "xid"
     ECC = "ecc"
     STORAGE = "storage-stall"
+    NETWORK = "slow-network"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from .accusing import accused_by_stragglers
+from .accusing import accused_by_stragglers, network_signs
 from .asking import Question
 from .attempt import AttemptState
 from .detectors import device_errors, signs_of
@@ -24,7 +24,10 @@ USAGE = 2
 """Exit code of a rank that cannot use what it was given."""
 
 STRAGGLER_STEPS = 50
-"""Steps that the question is about: the newest ones."""
+"""Steps that the question is about: by turns those around the change, from so many before it on, and the newest ones.
+
+Who is slower than its peers shows in any steps; what slowed all of them, as a network does, only against before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Watcher:
     """Watches one attempt. ``is_worth`` tells whether the policy would do anything about accused hosts.
 
     ``is_asked`` tells whether somebody wants it to end.
-    ``tell`` hears of every sign once.
+    ``hear`` hears of all signs at every look.
     """
 
     job: Job
@@ -51,14 +54,15 @@ class Watcher:
     observer: Observer
     turn: Callable[[float], None]
     is_worth: Callable[[Trigger, tuple[Accused, ...]], bool]
-    tell: Callable[[Sign], None]
+    hear: Callable[[Sequence[Sign]], None]
     progress: Callable[[], None]
     is_asked: Callable[[], bool] = lambda: False
     readings: Sequence[DeviceReading] = ()
-    told: set[str] = field(default_factory=set)
     question: Question | None = None
     ask_at: float = 0.0
     signs: tuple[Sign, ...] = ()
+    slow_since: int | None = None
+    asked: int = 0
 
     def watch(self) -> Alert:
         """Watch until the attempt has ended, or something has to be done about it."""
@@ -97,21 +101,24 @@ class Watcher:
         return None
 
     def _from_store(self) -> Alert | None:
-        seen, patience = self.observer.seen, self.job.patience
+        seen, state, patience = self.observer.seen, self.state, self.job.patience
         stall = seen.stall
         if stall is not None:
             return Alert(Trigger.STALLED, f"an agent says that nothing moves ({stall['incident']})")
         now = time.time_ns()
-        if seen.end_ns is None:
-            if now - self.state.began_ns > patience.start_s * 1e9:
-                return Alert(Trigger.NOT_STARTED, f"no step was made within {patience.start_s:g} s")
-            return None
+        if seen.moved_ns is None:
+            if now - state.began_ns <= patience.start_s * 1e9:
+                return None
+            problem = "" if self.observer.problem is None else f" (the store: {self.observer.problem})"
+            return Alert(Trigger.NOT_STARTED, f"no step was made within {patience.start_s:g} s{problem}")
         times = [step.duration_ns for step in seen.steps if step.duration_ns is not None]
         usual_ns = statistics.median(times) if times else 0.0
         limit_ns = max(patience.stall_s * 1e9, 20 * usual_ns)
-        if now - seen.end_ns > limit_ns and len(self.state.codes) == 0:
-            return Alert(Trigger.STALLED, f"no step was made for {(now - seen.end_ns) / 1e9:.0f} s")
-        return None
+        quiet_ns = now - max(seen.moved_ns, state.ended_ns or 0)
+        if quiet_ns <= limit_ns or self.observer.problem is not None:  # who cannot see does not know that nothing moves
+            return None
+        left = f", and {state.world_size - len(state.codes)} ranks do not end" if state.codes else ""
+        return Alert(Trigger.STALLED, f"no step was made for {(now - seen.moved_ns) / 1e9:.0f} s{left}")
 
     def _from_signs(self) -> Alert | None:
         seen = self.observer.seen
@@ -121,11 +128,7 @@ class Watcher:
             if one.host in self.state.hosts and one.moment_ns >= self.state.began_ns
         ]
         self.signs = tuple(signs_of(seen.settled, seen.beats, readings, self.job.thresholds))
-        for sign in self.signs:
-            mark = f"{sign.detector}:{sign.ranks}:{sign.hosts}"
-            if mark not in self.told:
-                self.told.add(mark)
-                self.tell(sign)
+        self.hear(self.signs)
         found = {sign.detector for sign in self.signs}
         if Detector.NOT_FINITE in found:
             sign = next(sign for sign in self.signs if sign.detector is Detector.NOT_FINITE)
@@ -137,12 +140,22 @@ class Watcher:
                 return Alert(Trigger.DEVICE_ERROR, broken[0].sentence, accused, signs=self.signs)
         return self._from_stragglers(bool(found & SLOWNESS))
 
+    def _steps_to_ask_about(self) -> str:
+        last = self.observer.seen.last_step or 0
+        around = last if self.slow_since is None else self.slow_since
+        is_around = self.asked % 2 == 0 and last - around <= 2 * STRAGGLER_STEPS
+        self.asked += 1
+        return f"{max(0, (around if is_around else last) - STRAGGLER_STEPS)}:{last}"
+
     def _from_stragglers(self, is_slow: bool) -> Alert | None:
+        if not is_slow:
+            self.slow_since = None
+        elif self.slow_since is None:
+            self.slow_since = self.observer.seen.last_step
         if self.question is None:
             if is_slow and time.monotonic() >= self.ask_at:
                 self.ask_at = time.monotonic() + self.job.patience.ask_every_s
-                last = self.observer.seen.last_step or 0
-                steps = f"{max(0, last - STRAGGLER_STEPS)}:{last}"
+                steps = self._steps_to_ask_about()
                 self.question = Question(
                     "stragglers", self.job.store, self.job.run, self.state.number, "--steps", steps
                 )
@@ -152,7 +165,10 @@ class Watcher:
             return None
         self.question = None
         self.ask_at = time.monotonic() + self.job.patience.ask_every_s
-        if answer.verdict is None or not is_slow:
+        if answer.verdict is None:
+            return None
+        self.hear(network_signs(answer.verdict))
+        if not is_slow:
             return None
         accused = accused_by_stragglers(answer.verdict)
         if not accused or not self.is_worth(Trigger.SLOW, accused):

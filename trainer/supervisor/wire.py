@@ -7,6 +7,7 @@ import json
 import secrets
 import select
 import socket
+import threading
 from typing import Any
 
 from ...profiler.errors import MegascopeError
@@ -28,7 +29,7 @@ class UnansweredError(MegascopeError):
 
 
 class Wire:
-    """One connection. `receive` never waits; `send` waits until the kernel has taken the message.
+    """One connection. `receive` never waits; `send` waits until the kernel has taken the message. Any thread may send.
 
     ``is_known``: the other side has shown the token; until then little is taken from it.
     """
@@ -39,13 +40,16 @@ class Wire:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self.closed = self.is_known = False
+        self._sending = threading.Lock()
         self._buffer = b""
         self._early: list[Message] = []
 
     def send(self, message: Message) -> None:
         """Send a message; a connection that is gone is noted in ``closed``."""
+        content = json.dumps(message).encode() + b"\n"
         try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+            with self._sending:
+                self.socket.sendall(content)
         except OSError:
             self.closed = True
 

@@ -1,0 +1,78 @@
+"""The campaign of faults: what counts as made, as recovered and as right, and where it goes on after a break."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fault_jobs import Ran
+from benchmarks.fault_trials import LONG, MIXED, STEPS, Trial, plan
+from benchmarks.faults import _read, judged, left_of, summary
+from megascope.trainer.faults.kinds import parse_fault
+
+LOSSES = {step: 3.0 - step / 100 for step in range(STEPS[MIXED])}
+
+
+def incident(**more: Any) -> dict[str, Any]:
+    culprits = [{"kind": "dead", "ranks": [3], "hosts": ["node-1"], "confidence": 0.95}]
+    told: dict[str, Any] = {"kind": "exited", "decision": "replace", "why": "node-1: dead", "culprits": culprits}
+    return {**told, "ranks": [3], "recovery_s": 12.0, **more}
+
+
+def ran(*incidents: dict[str, Any], fault_ns: int | None = 1, **more: Any) -> Ran:
+    told = {"outcome": "finished", "reason": "", "fenced": ["node-1"], "goodput": None, "incidents": list(incidents)}
+    return Ran({**told, **more}, LOSSES, fault_ns)
+
+
+def named(name: str) -> Trial:
+    return next(trial for trial in plan() if trial.name == name)
+
+
+def test_every_trial_can_be_told_from_the_others_and_its_fault_is_one() -> None:
+    trials = list(plan())
+    assert len({trial.name for trial in trials}) == len(trials) == 21
+    for trial in trials:
+        assert bool(trial.fault) != bool(trial.prod)
+        if trial.fault:
+            parse_fault(trial.fault)
+        else:
+            assert trial.layout == LONG  # how far it is shows from outside only after a while
+
+
+def test_a_culprit_is_right_by_its_ranks_and_by_its_kind() -> None:
+    result = judged(named("kill"), ran(incident()), LOSSES)
+    assert (result["recovered"], result["culprit_right"], result["kind_right"]) == (True, True, True)
+    assert (result["false_fences"], result["loss_identical"], result["recovery_s"]) == (0, True, 12.0)
+    stuck = incident(culprits=[{"kind": "host-stuck", "ranks": [3]}])
+    result = judged(named("kill"), ran(stuck, fenced=["node-0"]), LOSSES)
+    assert (result["culprit_right"], result["kind_right"], result["false_fences"]) == (True, False, 1)
+    assert not judged(named("kill"), ran(incident()), {**LOSSES, 7: 0.0})["loss_identical"]
+
+
+def test_what_disturbs_nobody_is_held_against_the_signs() -> None:
+    trial = replace(named("slow-link"), layout=MIXED)
+    sign: dict[str, Any] = {"kind": "sign-slow-network", "decision": None, "why": None, "culprits": [], "ranks": []}
+    quiet = ran(fenced=[])
+    assert judged(trial, ran(sign, fenced=[]), LOSSES)["kind_right"] is True
+    assert judged(trial, quiet, LOSSES)["kind_right"] is False
+    assert judged(named("storage-full"), quiet, LOSSES)["kind_right"] is None
+
+
+@pytest.mark.parametrize("acted", [True, False])
+def test_a_fault_that_did_not_act_is_no_trial(acted: bool) -> None:
+    result = judged(named("kill"), ran(incident(), fault_ns=1 if acted else None), LOSSES)
+    found = summary([result])
+    assert (found["injected"], found["not_injected"], found["recovered"]) == ((1, 0, 1) if acted else (0, 1, 0))
+    left = left_of([named("kill")] * 2, [result])
+    assert len(left) == (1 if acted else 2)
+
+
+def test_a_file_of_results_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    path.write_text(json.dumps({"name": "kill"}) + '\n{"name": "na')
+    assert _read(path) == [{"name": "kill"}]
+    assert _read(tmp_path / "none") == _read(None) == []

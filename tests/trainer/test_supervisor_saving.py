@@ -1,0 +1,143 @@
+"""A job that still trains is saved and stopped, and one whose loss is not finite saves its last good state."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+from torch._C._distributed_c10d import HashStore
+
+from megascope.profiler.errors import MegascopeError
+from megascope.trainer.finite import NotFiniteError
+from megascope.trainer.rescue import Rescue
+from megascope.trainer.supervisor.attempt import AttemptState
+from megascope.trainer.supervisor.job import Job, Patience
+from megascope.trainer.supervisor.observing import Seen
+from megascope.trainer.supervisor.saving import save_and_stop, stop_step
+from megascope.trainer.supervisor.signs import StepRecord
+
+
+@dataclass
+class FakeObserver:
+    seen: Seen = field(default_factory=lambda: Seen(0))
+    problem: str | None = None
+
+    def look(self) -> bool:
+        return True
+
+
+def job(**patience: float) -> Job:
+    return Job(
+        config=Path("c.toml"), run="run", store=Path("store"), hosts=2, world_size=4, steps=1000,
+        patience=Patience(look_s=0.0, **patience),
+    )  # fmt: skip
+
+
+def trained(step_ms: float = 100.0, count: int = 40, age_s: float = 0.0, **more: Any) -> Seen:
+    steps = [StepRecord(number, step_ms * 1e6, tokens=100) for number in range(count)]
+    end_ns = time.time_ns() - int(age_s * 1e9)
+    return Seen(0, steps, count - 1, 1, end_ns, count - 1, end_ns, **more)
+
+
+def ended(**codes: int) -> AttemptState:
+    state = AttemptState(0, ("node-0", "node-1"), 2, time.time_ns())
+    state.codes = {int(rank.removeprefix("r")): code for rank, code in codes.items()}
+    return state
+
+
+@dataclass
+class FakeNode:
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.told.append(message)
+
+
+@dataclass
+class FakeHub:
+    nodes: dict[str, FakeNode] = field(default_factory=lambda: {name: FakeNode() for name in ("node-0", "node-1")})
+
+
+def test_all_ranks_are_asked_to_save_at_one_step_far_enough_ahead() -> None:
+    state, hub = ended(), FakeHub()
+    observer: Any = FakeObserver(trained(100.0, 40))
+
+    def turn(_: float) -> None:
+        state.codes = dict.fromkeys(range(4), 0)
+
+    fake: Any = hub
+    target = save_and_stop(job(save_s=5.0), state, fake, observer, turn)
+    assert target is not None
+    assert target >= 40 + 50
+    assert [node.told for node in hub.nodes.values()] == [[{"do": "save-and-stop", "step": target}]] * 2
+
+
+@pytest.mark.parametrize(("step_s", "more"), [(1.0, 12), (60.0, 1)])
+def test_long_steps_are_not_waited_for_longer_than_need_be(step_s: float, more: int) -> None:
+    seen = trained(step_s * 1e3, age_s=0.0)
+    assert seen.last_step is not None
+    assert stop_step(job(save_s=10.0), seen) == seen.last_step + 1 + 1 + more
+
+
+def test_ranks_that_fail_instead_have_not_saved() -> None:
+    state = ended()
+    observer: Any = FakeObserver(trained())
+    hub: Any = FakeHub()
+
+    def turn(_: float) -> None:
+        state.codes = {3: -9}
+
+    assert save_and_stop(job(), state, hub, observer, turn) is None
+    empty: Any = FakeObserver()
+    assert save_and_stop(job(), state, hub, empty, turn) is None
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
+    store = HashStore()
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+    return store
+
+
+def test_all_ranks_save_once_one_has_a_loss_that_is_not_finite(store: HashStore) -> None:
+    saved: list[tuple[str, int]] = []
+    first, second = (Rescue(3, lambda updates, name=name: saved.append((name, updates))) for name in "ab")  # type: ignore[misc]
+    with pytest.raises(NotFiniteError), first.guard(lambda: 7):
+        raise NotFiniteError("The loss is not finite")
+    with pytest.raises(RuntimeError, match="peer"), second.guard(lambda: 7):
+        raise RuntimeError("Connection closed by peer")
+    assert saved == [("a", 7), ("b", 7)]
+
+
+def test_what_the_weights_were_updated_with_is_not_saved(store: HashStore) -> None:
+    saved: list[int] = []
+    error = NotFiniteError("The gradient norm of step 6 is not finite")
+    error.is_applied = True
+    with pytest.raises(NotFiniteError), Rescue(0, saved.append).guard(lambda: 7):
+        raise error
+    with pytest.raises(RuntimeError), Rescue(0, saved.append).guard(lambda: 7):
+        raise RuntimeError("Connection closed by peer")
+    assert saved == []
+
+
+def test_another_failure_and_another_step_save_nothing(store: HashStore) -> None:
+    saved: list[int] = []
+    rescue = Rescue(3, saved.append)
+    rescue.after(RuntimeError("Connection closed by peer"), 7)
+    store.set("megascope/not-finite/3", "8")
+    rescue.after(MegascopeError("The dp group broke"), 7)
+    Rescue(4, saved.append).after(RuntimeError("Connection closed by peer"), 8)
+    assert saved == []
+
+
+def test_a_rescue_that_fails_hides_no_error(store: HashStore, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: int) -> None:
+        raise MegascopeError("Cannot write a checkpoint")
+
+    with pytest.raises(NotFiniteError), Rescue(0, fail).guard(lambda: 7):
+        raise NotFiniteError("The loss is not finite")
+    assert "The last good state is not saved (Cannot write a checkpoint)" in caplog.text

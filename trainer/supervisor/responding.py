@@ -1,0 +1,172 @@
+"""Responding to an alert: diagnosis, the end of what runs, self-checks, the decision, and its record."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+
+from .attempt import AttemptState
+from .diagnosis import accused_of, ask_hang, check_hosts, end_ranks, refine
+from .journal import RECOVERY, Record
+from .policy import PLANNED, Accused, Action, Case, Decision, Trigger, applied, decide
+from .saving import save_and_stop
+from .shared import EndAskedError, Shared
+from .watching import Alert
+
+
+class Response:
+    """What is done about one alert of an attempt."""
+
+    def __init__(self, shared: Shared, state: AttemptState, alert: Alert) -> None:
+        assert alert.trigger is not None
+        self._shared, self._state, self._alert = shared, state, alert
+        self._trigger: Trigger = alert.trigger
+        seen = shared.observer.seen
+        self._stalled_at = seen.furthest, seen.stall is not None, len(state.codes)
+        opened_ns = seen.furthest_ns or state.began_ns
+        self._record = shared.journal.open(state.number, f"{RECOVERY}{alert.trigger}", opened_ns, seen.furthest)
+
+    def run(self) -> Decision | None:
+        """Diagnose, end what runs, decide and do it; None where the job turned out to go on."""
+        record = self._begin()
+        try:
+            accused = self._look_closer()
+            if accused is None:
+                return None
+            record.times["diagnosis_s"] = round(record.age_s(), 2)
+            self._end_ranks()
+            with self._shared.leaving():
+                accused = self._checked(accused)
+        except EndAskedError:
+            self._trigger, accused = Trigger.ASKED, ()
+            if not all(self._state.is_still(host) for host in self._state.hosts):
+                self._end_ranks()
+        case = self._shared.case(self._trigger, accused, self._state)
+        decision = decide(case, self._shared.history, self._shared.job.limits)
+        self._act(case, decision)
+        return decision
+
+    def _begin(self) -> Record:
+        shared, state, record = self._shared, self._state, self._record
+        shared.say(f"{self._trigger}: {self._alert.sentence}")
+        shared.recovery.give_up("another incident came before")
+        record.times["detection_s"] = round(max(record.noticed_ns - record.opened_ns, 0) / 1e9, 2)
+        record.note("noticed", sentence=self._alert.sentence, ranks=sorted(state.failed), hosts=sorted(state.lost))
+        shared.journal.write(state.number)
+        return record
+
+    def _look_closer(self) -> tuple[Accused, ...] | None:
+        """Whom the verdict accuses; None where what stood still moves again."""
+        shared, state, record = self._shared, self._state, self._record
+        if self._trigger in PLANNED:
+            record.verdict = self._alert.verdict
+            self._trigger = self._save()
+            return self._alert.accused
+        with shared.leaving():
+            accused = self._diagnose()
+        if self._trigger is Trigger.STALLED and not accused and self._moves() and not state.lost:
+            record.note("moves-again")
+            record.closed_ns = time.time_ns()
+            shared.journal.write(state.number)
+            shared.say("it moves again: nothing is done")
+            return None
+        return accused
+
+    def _diagnose(self) -> tuple[Accused, ...]:
+        shared, state, record = self._shared, self._state, self._record
+        if self._trigger is Trigger.REFUSED:
+            return ()
+        if self._trigger is Trigger.HOST_LOST:
+            return self._host_is_lost()
+        shared.wait(shared.job.patience.settle_s)
+        if state.lost:  # the ranks went because their host did
+            return self._host_is_lost()
+        verdict = ask_hang(shared.job, state, record, shared.turn, self._moves)
+        if state.lost:
+            return self._host_is_lost()
+        record.verdict = verdict
+        accused = accused_of(verdict)
+        for one in accused:
+            shared.say(f"{one.host} is named: {one.reason} (confidence {one.confidence:.2f})")
+        if not accused:
+            shared.say("nobody is named")
+        with contextlib.suppress(StopIteration):
+            record.note("said", text=next(text for text in state.said.values() if text)[-1000:])
+        refined = refine(self._trigger, verdict)
+        if refined is not self._trigger:
+            record.note("understood", trigger=str(refined))
+        self._trigger = refined
+        return accused
+
+    def _host_is_lost(self) -> tuple[Accused, ...]:
+        self._trigger = Trigger.HOST_LOST
+        self._record.note("diagnosed", hosts=sorted(self._state.lost), why="the agent of the host does not answer")
+        return ()
+
+    def _moves(self) -> bool:
+        """Whether what stood still goes on: by itself, or because a rank ended after all."""
+        if self._trigger is not Trigger.STALLED:
+            return False
+        shared, state = self._shared, self._state
+        shared.observer.look()
+        seen, (furthest, was_noticed, ended) = shared.observer.seen, self._stalled_at
+        if state.lost or len(state.codes) > ended:
+            return bool(state.lost) or not state.failed
+        if not was_noticed and seen.furthest == furthest:  # no agent opened the stall, so that none will close it
+            return False
+        return seen.stall is None and not state.failed
+
+    def _save(self) -> Trigger:
+        shared, state, record = self._shared, self._state, self._record
+        saved = save_and_stop(shared.job, state, shared.hub, shared.observer, shared.turn)
+        if saved is not None:
+            record.note("saved", step=saved)
+            record.step = saved - 1
+            shared.say(f"saved after step {saved}, and stopped")
+            return self._trigger
+        record.note("not-saved", why="the ranks did not all stop at the step that was asked for")
+        return Trigger.HOST_LOST if state.lost else self._trigger
+
+    def _end_ranks(self) -> None:
+        shared, state, record = self._shared, self._state, self._record
+        if not end_ranks(shared.job, state, shared.hub, shared.turn):
+            stuck = [host for host in state.hosts if not state.is_still(host)]
+            record.note("not-ended", hosts=stuck)
+            state.give_up(stuck)  # whatever runs there must not meet the next attempt
+            shared.say(f"the ranks of {', '.join(stuck)} cannot be ended: not used until they have")
+        shared.withhold(state)
+        shared.observer.look()
+        seen = shared.observer.seen
+        if self._trigger not in PLANNED:  # also what was still on its way into the store
+            record.step = shared.last_completed()
+        if seen.furthest is not None and self._trigger not in PLANNED:
+            record.opened_ns = min(seen.furthest_ns or 2**63, record.noticed_ns)
+            record.times["detection_s"] = round((record.noticed_ns - record.opened_ns) / 1e9, 2)
+
+    def _checked(self, accused: tuple[Accused, ...]) -> tuple[Accused, ...]:
+        shared, state, record = self._shared, self._state, self._record
+        accused = check_hosts(shared.job, state, shared.hub, accused, record, shared.turn)
+        record.times["check_s"] = round(record.age_s() - record.times["diagnosis_s"], 2)
+        for one in accused:
+            if one.passed_check is not None:
+                shared.say(f"{one.host} {'passes' if one.passed_check else 'fails'} its self-check")
+        return accused
+
+    def _act(self, case: Case, decision: Decision) -> None:
+        shared, record, number = self._shared, self._record, self._state.number
+        record.note("decided", decision=str(decision.action), why=decision.reason, wait_s=decision.wait_s)
+        shared.say(f"{decision.action}: {decision.reason}")
+        history = applied(decision, replace(case, step=record.step), shared.history)
+        for host in decision.fence:
+            shared.hub.ban(host)
+            record.note("fenced", host=host)
+        if decision.action is Action.STOP:
+            record.closed_ns = time.time_ns()
+        else:
+            if decision.skip_batch is not None:
+                record.note("skipped", batch=decision.skip_batch)
+            shared.recovery.begin(record, record.step)
+            record.note("restarting", attempt=number + 1)
+        shared.keep(history)
+        shared.journal.write(number)

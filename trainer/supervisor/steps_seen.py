@@ -1,0 +1,96 @@
+"""The steps of an attempt as their rows come in, host by host: which are over, and how far any rank has got."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...collectors.duck import plain_integers
+from .signs import StepRecord
+
+if TYPE_CHECKING:
+    import duckdb
+
+MOST_RANKS_BY_STEP = 4096
+"""Above so many ranks, their own step times are not kept: the median and the slowest are."""
+
+MOST_BEHIND = 20
+"""A step that is not told of by all ranks is not waited for once a rank is so many steps further."""
+
+NEW_STEPS = """
+SELECT rank, step, start_ns, duration_ns, loss, grad_norm, tokens, written_ns FROM rows
+WHERE step > ? AND duration_ns IS NOT NULL"""
+"""What is read of table ``steps``: the rows of steps after the last one that is over."""
+
+_BY_STEP = """
+SELECT step, median(duration_ns) AS duration_ns, min(start_ns) AS start_ns, count(*) AS ranks,
+    max(start_ns + duration_ns) AS end_ns, min(loss) AS loss, max(grad_norm) AS grad_norm, max(tokens) AS tokens,
+    min(rank) FILTER (NOT isfinite(loss) OR NOT isfinite(grad_norm)) AS first_bad_rank, {by_rank} AS by_rank
+FROM (SELECT * FROM pending QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY written_ns DESC NULLS LAST) = 1)
+GROUP BY step ORDER BY step"""
+
+_FURTHEST = """
+SELECT step, start_ns + duration_ns AS end_ns FROM pending WHERE loss IS NOT NULL OR grad_norm IS NOT NULL
+ORDER BY step DESC, end_ns LIMIT 1"""
+
+
+class StepsSeen:
+    """Takes over rows of `NEW_STEPS`. ``furthest``: the last step that any rank has completed, with its end (UTC, ns).
+
+    ``last``: the last step that is over: all ranks have told of it, or of a later one, or one is far ahead. So a row
+    that is lost hides no step after it.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._pending: pa.Table | None = None
+        self.last: int | None = None
+        self.furthest: int | None = None
+        self.furthest_ns: int | None = None
+
+    @property
+    def after(self) -> int:
+        """Rows of later steps than this are wanted."""
+        return -1 if self.last is None else self.last
+
+    def add(self, rows: pa.Table, world_size: int | None) -> Iterator[tuple[StepRecord, int]]:
+        """The steps that are over now, in order, each with its end (UTC, ns)."""
+        self._pending = rows if self._pending is None else pa.concat_tables([self._pending, rows])
+        few = (world_size or 0) <= MOST_RANKS_BY_STEP
+        found = self._query(_BY_STEP.format(by_rank="map_from_entries(list((rank, duration_ns)))" if few else "NULL"))
+        for furthest in self._query(_FURTHEST):
+            if self.furthest is None or furthest["step"] > self.furthest:
+                self.furthest, self.furthest_ns = int(furthest["step"]), int(furthest["end_ns"])
+        complete = [row["step"] for row in found if not world_size or row["ranks"] >= world_size]
+        until = max([*complete, *(row["step"] for row in found if row["step"] <= self._far_behind())], default=-1)
+        for row in found:
+            if row["step"] <= until:
+                self.last = int(row["step"])
+                yield _record(row), int(row["end_ns"])
+        self._pending = self._pending.filter(pc.field("step") > self.after)
+
+    def _far_behind(self) -> int:
+        return -1 if self.furthest is None else self.furthest - MOST_BEHIND
+
+    def _query(self, sql: str) -> list[dict[str, Any]]:
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            cursor.register("pending", self._pending)
+            rows: list[dict[str, Any]] = plain_integers(cursor.sql(sql).to_arrow_table()).to_pylist()
+            return rows
+
+
+def _record(row: dict[str, Any]) -> StepRecord:
+    return StepRecord(
+        step=int(row["step"]),
+        duration_ns=row["duration_ns"],
+        start_ns=row["start_ns"],
+        loss=row["loss"],
+        grad_norm=row["grad_norm"],
+        tokens=row["tokens"],
+        by_rank_ns={int(rank): float(value) for rank, value in (row["by_rank"] or ())},
+        first_bad_rank=row["first_bad_rank"],
+    )
