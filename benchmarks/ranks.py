@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -36,8 +37,10 @@ def run_ranks(ranks: int, work: Callable[[], Any], *, timeout_s: float) -> list[
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forking beside threads
+            gc.freeze()  # or each child would look through all that is there, and copy it
             for child in children:
                 child.start()
+            gc.unfreeze()
         results = []
         for rank, (receiver, _) in enumerate(pipes):
             if not receiver.poll(max(0.0, until - time.monotonic())):

@@ -1,6 +1,6 @@
 """What the trainer's techniques do, measured: bubbles, waits, memory of ZeRO and recomputation, LAMB's loss curve.
 
-`python -m benchmarks.techniques [bubbles|overlap|zero|recompute|lamb ...]`: all of them where none is named.
+`python -m benchmarks.techniques [bubbles|overlap|zero|recompute|lamb|pairs|quality ...]`: all where none is named.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.machine import report
 from benchmarks.ranks import run_ranks
+from benchmarks.technique_pairs import pairs, quality
 from benchmarks.trainer import STEPS, exposed_ms, ours
 from megascope.trainer.config import (
     DataConfig,
@@ -280,6 +281,7 @@ def _curve(optimizer: Optimizer, batch: int, rate: float) -> dict[str, Any]:
 def main() -> None:
     """Measure what is named and print the JSON object."""
     parts = {"bubbles": bubbles, "overlap": overlap, "zero": zero, "recompute": recompute, "lamb": lamb}
+    parts |= {"pairs": pairs, "quality": quality}
     chosen = sys.argv[1:] or list(parts)
     report("techniques", {name: parts[name]() for name in chosen})
 

@@ -37,16 +37,43 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat((-high, low), dim=-1) * sine
 
 
+def windowed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention of [batch, heads, sequence, head_width], a block of ``window`` queries at a time, to the block's own
+
+    keys and those of the block before: of all other keys no score is computed. ``mask``: [window, 2 x window].
+    """
+    batch, heads, sequence, width = query.shape
+    window = len(mask)
+    first = nn.functional.scaled_dot_product_attention(
+        query[..., :window, :], key[..., :window, :], value[..., :window, :], is_causal=True
+    )
+    padding = (0, 0, 0, -sequence % window)
+    queries, keys, values = (
+        nn.functional.pad(x, padding).view(batch, heads, -1, window, width) for x in (query, key, value)
+    )
+    rest = nn.functional.scaled_dot_product_attention(
+        queries[:, :, 1:].flatten(1, 2), _with_before(keys), _with_before(values), attn_mask=mask
+    )
+    return torch.cat((first, rest.reshape(batch, heads, -1, width)), dim=-2)[..., :sequence, :]
+
+
+def _with_before(blocks: Tensor) -> Tensor:
+    """[batch, heads, blocks, window, width] to [batch, heads x (blocks - 1), 2 x window, width]."""
+    return torch.cat((blocks[:, :, :-1], blocks[:, :, 1:]), dim=-2).flatten(1, 2)
+
+
 def attend(qkv: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None, heads: int, head_width: int) -> Tensor:
     """Projected [sequence, batch, 3 x heads x head_width] to mixed [sequence, batch, heads x head_width].
 
-    Causal where there is no mask.
+    ``mask``: [sequence, sequence], or that of `windowed`; causal where there is none.
     """
     sequence, batch, _ = qkv.shape
     query, key, value = qkv.view(sequence, batch, heads, 3, head_width).permute(3, 1, 2, 0, 4)
-    mixed = nn.functional.scaled_dot_product_attention(
-        rotate(query, cosine, sine), rotate(key, cosine, sine), value, attn_mask=mask, is_causal=mask is None
-    )
+    query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
+    if mask is not None and len(mask) < sequence:
+        mixed = windowed(query, key, value, mask)
+    else:
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
 
@@ -81,7 +108,9 @@ class Attention(nn.Module):
         sequence = len(qkv)
         cosine, sine = rotary_table(sequence, self.head_width, self.rotary_base, qkv.dtype, qkv.device)
         mask = None
-        if self.window is not None and self.window < sequence:
+        if self.window is not None and 2 * self.window < sequence:
+            mask = window_mask(2 * self.window, self.window, qkv.device)[self.window :]
+        elif self.window is not None and self.window < sequence:
             mask = window_mask(sequence, self.window, qkv.device)
         return self._attend(qkv, cosine, sine, mask, self.heads, self.head_width)
 

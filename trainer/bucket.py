@@ -30,6 +30,11 @@ class ShardSlice:
     offset: int
 
 
+def shard_elements(members: Sequence[Member], replicas: int) -> int:
+    """Elements of one replica's shard of these parameters, which may end in padding."""
+    return -(-sum(parameter.numel() for _, parameter in members) // replicas)
+
+
 class Bucket:
     """Parameters that are reduced and gathered together, with this data-parallel rank's shard of their state.
 
@@ -37,20 +42,19 @@ class Bucket:
     sums over the parts of the sequence, and they take no weight decay. A tied bucket holds a matrix of which
     ``copies`` stages have a copy. ``zero`` is the stage of ZeRO (Rajbhandari et al. 2020): at 1 optimizer state is
     sharded; at 2 whole gradients exist from a backward until they are reduced, which adds to the shard; at 3 whole
-    weights exist while they are used.
+    weights exist while they are used. ``states`` is where the shard's state lies: [3, `shard_elements`], zeros.
     """
 
     def __init__(
-        self, members: Sequence[Member], is_replicated: bool, channel: Replicas, state: torch.dtype, zero: int = 1
+        self, members: Sequence[Member], is_replicated: bool, channel: Replicas, states: Tensor, zero: int = 1
     ) -> None:
         self.members, self.is_replicated, self.channel = members, is_replicated, channel
         self.zero = zero if channel.size > 1 else 1
         self.copies = members[0][0].copies
         first = members[0][1]
-        total = sum(parameter.numel() for _, parameter in members)
-        self.shard_size = -(-total // channel.size)
+        self.shard_size = shard_elements(members, channel.size)
         self._padded = self.shard_size * channel.size
-        self._state = state
+        self._state = state = states.dtype
         self.weights = torch.zeros(self._padded, dtype=first.dtype, device=first.device)
         self._weight_bytes = self.weights.untyped_storage().nbytes()
         self.gradients: Tensor | None = self._new_gradients() if self.zero == 1 else None
@@ -62,9 +66,8 @@ class Bucket:
         self.gradient_shard = torch.zeros(self.shard_size, dtype=state, device=first.device)
         if channel.size == 1 and self.gradients is not None:
             self.gradient_shard = self.gradients
-        self.master = self.weights[own].to(state, copy=True)
-        self.first_moment = torch.zeros_like(self.master)
-        self.second_moment = torch.zeros_like(self.master)
+        self.master, self.first_moment, self.second_moment = states[0], states[1], states[2]
+        self.master.copy_(self.weights[own])
         self.pending = 0
         self._reduction: Handle | Chained | None = None
         self._partial: Tensor | None = None

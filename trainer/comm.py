@@ -171,10 +171,16 @@ class Channel:
         elif wait:
             return self._block(lambda is_async: operation(is_async, *tensors), span)
         else:
-            handle = self._submit(None, operation(True, *tensors), span, tensors, 0.0)
+            handle = self._submit(None, self._issue(operation, tensors), span, tensors, 0.0)
         if wait:
             handle.wait()
         return handle
+
+    def _issue(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> Any:
+        try:
+            return operation(True, *tensors)
+        except RuntimeError as error:
+            raise explain(error, self) from error
 
     def _block(self, launch: Launch, span: Any) -> Handle:
         recorder, switches = self.funnel.recorder, self.funnel.switches

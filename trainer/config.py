@@ -82,6 +82,8 @@ class CheckpointConfig:
     "When one cannot be written: stop, or continue with a warning; the one before stays valid."
     resume: bool = True
     "Go on from the newest intact checkpoint in the folder, of any layout."
+    other_text: bool = False
+    "Go on from it with another text than it was trained on."
     read_once: bool = True
     "When resuming, one rank of each data-parallel group reads and broadcasts; if false, each reads what it needs."
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +25,11 @@ SKIPPED_FOLDERS = frozenset({"test", "tests", "site-packages", "dist-packages", 
 def standard_library_sources() -> Iterator[Path]:
     """Python's own sources without tests and installed packages, in one order on every machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    for name in names:
-        if SKIPPED_FOLDERS.isdisjoint(name.split("/")) and (root / name).is_file():
-            yield root / name
+    paths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]  # most of all files lie there
+        paths += [Path(folder, name) for name in files if name.endswith(".py")]
+    yield from sorted((path for path in paths if path.is_file()), key=lambda path: path.relative_to(root).as_posix())
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -56,6 +59,22 @@ def read_text(config: DataConfig) -> bytes:
     if not text:
         raise MegascopeError(f"There is no text in {where}: give another with --data.text FILE.")
     return text
+
+
+def identity_of(text: bytes, config: DataConfig, tokenizer: str | None) -> dict[str, Any]:
+    """What decides which tokens are drawn, as JSON holds it; checksums are BLAKE2b, 16 bytes in hexadecimal."""
+    return {
+        "size_bytes": len(text),
+        "checksum": _checksum(text),
+        "tokenizer": str(config.tokenizer)
+        if tokenizer is None
+        else f"{config.tokenizer} {_checksum(tokenizer.encode())}",
+        "eval_share": config.eval_share,
+    }
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def train_tokenizer(text: bytes, vocabulary: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from .bucket import Bucket, Member, ShardSlice
+from .bucket import Bucket, Member, ShardSlice, shard_elements
 from .hierarchy import Replicas
 from .model import ModelChunk
 
@@ -21,7 +21,8 @@ REDUCED_AT_ONCE = 2
 class FlatChunk:
     """The buckets of one chunk, in the order in which a backward fills them.
 
-    With ``zero`` 1 the last backward of a step is armed, and reduces what it completes; from 2 on every backward.
+    With ``zero`` 1 the last backward of a step is armed, and reduces what it completes; from 2 on every backward. The
+    state of all buckets is one piece of memory, so that a checkpoint copies it at the speed of memory.
     """
 
     def __init__(
@@ -42,8 +43,11 @@ class FlatChunk:
         tied = [member for member in members if member[0].copies > 1]
         split = [member for member in members if member[0].tp_dimension is not None and member[0].copies == 1]
         runs = [*_cut(split, bucket_bytes // state.itemsize), *([tied] if tied else [])]
-        self.buckets = [Bucket(run, False, channel, state, zero) for run in runs]
-        self.buckets.append(Bucket(whole, True, channel, state, zero))
+        runs.append(whole)
+        sizes = [shard_elements(run, channel.size) for run in runs]
+        whole_state = torch.zeros(3, sum(sizes), dtype=state, device=members[0][1].device)
+        states = torch.split(whole_state, sizes, dim=1)
+        self.buckets = [Bucket(run, run is whole, channel, part, zero) for run, part in zip(runs, states, strict=True)]
         self.zero = self.buckets[0].zero
         for bucket in self.buckets:
             offset = 0

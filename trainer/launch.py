@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -72,9 +73,14 @@ def launch(config: TrainConfig, nproc: int, *, environment: Mapping[str, str], n
 
 
 def preload() -> None:
-    """Import what ranks need in their first step, before they are forked; starts no thread."""
+    """Import what ranks need in their first step, before they are forked; starts no thread.
+
+    Of what is there by then no rank looks for garbage, which would copy nearly all of it, page by page.
+    """
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
 
 
 def _name(record: RecordConfig, environment: dict[str, str], prefix: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import os
@@ -17,16 +18,17 @@ from torch import Tensor
 
 from ..profiler.recorder import AnyRecorder
 from .building import build_engine
-from .checkpoints.checkpointer import Checkpointer
+from .checkpoints.checkpointer import TEXT_KEY, Checkpointer
 from .comm import Traffic
 from .config import TrainConfig
-from .corpus import encode, read_text, train_tokenizer
+from .corpus import encode, identity_of, read_text, train_tokenizer
 from .data import Batches, Loader, Split
 from .faults.kinds import parse_fault
 from .faults.switches import FaultSwitches
 from .finite import not_finite
 from .flops import peak_flops, utilization
 from .optim import learning_rate
+from .parting import hang_up
 from .pipeline import step_schedule
 from .probe import Probe
 from .readback import Readback
@@ -39,6 +41,10 @@ from .topology import groups_across_hosts
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+RESCUE_S = 30.0
+"""How long a rank that has saved the last good state stays, so that the others can save it too."""
+LINGER_S = 2.0
+"""How much longer stays who has only lost a peer: the rank with the number that is not finite is to end first."""
 GC_EVERY_STEPS = 100
 """Python's collector runs at chosen steps, on all ranks alike, and not whenever a rank's own counters say so."""
 
@@ -86,9 +92,9 @@ class Trainer:
         self._readback = Readback(torch.cuda if device.type == "cuda" else None)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         self._peak = peak_flops(name, config.model.precision)
-        self._logged_step, self._logged_ns = 0, 0
+        self._start, self._logged_step, self._logged_ns = 0, 0, 0
         self._stop_request = StopRequest()
-        self._rescue = Rescue(config.attempt(os.environ), self._save_last_good)
+        self._rescue = Rescue(config.attempt(os.environ), self._save_last_good, linger_s=LINGER_S)
 
     def _warn_of_tp_across_hosts(self) -> None:
         per_host = int(os.environ.get("LOCAL_WORLD_SIZE", self._world.size))
@@ -105,12 +111,14 @@ class Trainer:
         """The text, on ranks that read it. A tokenizer is trained by rank 0 alone and handed on through the store."""
         config, tokenizer = self._config, None
         text = read_text(config.data) if Loader.reads(self._mesh) else None
+        store, key = dist.distributed_c10d._get_default_store(), "megascope/tokenizer"
         if config.data.tokenizer == "bpe":
-            store, key = dist.distributed_c10d._get_default_store(), "megascope/tokenizer"
             if self._mesh.rank == 0 and text is not None:
                 store.set(key, train_tokenizer(text, config.model.vocabulary))
             if text is not None:
                 tokenizer = store.get(key).decode()
+        if self._mesh.rank == 0 and text is not None and config.checkpoint.folder is not None:
+            store.set(TEXT_KEY, json.dumps(identity_of(text, config.data, tokenizer)))
         return None if text is None else Batches(encode(text, config.data, tokenizer), config)
 
     def run(self) -> TrainResult:
@@ -118,7 +126,7 @@ class Trainer:
         start = 0
         if self._checkpointer is not None:
             restored = self._checkpointer.begin()
-            start = restored.step
+            start = self._start = restored.step
             self._loader.go_on(batch_of(start, self._config.data.skip), restored.position)
             if start and self._progress is not None:
                 self._progress(f"resumed at step {start}/{self._config.train.steps}")
@@ -144,6 +152,8 @@ class Trainer:
             gc.unfreeze()
         self._recorder.end_step()
         self._finish(result)
+        if result.stopped and self._progress is not None:  # now all ranks have saved
+            self._progress(f"stopped after step {step + 1}, as asked from outside")
         return result
 
     def _step(self, step: int, result: TrainResult) -> None:
@@ -166,16 +176,19 @@ class Trainer:
                 gc.collect(1)
 
     def _save_last_good(self, updates: int) -> None:
-        if self._checkpointer is not None:
+        """Save, and stay until all others have. They may be waiting for this rank: so it hangs up first."""
+        if self._checkpointer is not None and updates != self._start:
             self._checkpointer.save(updates, self._loader.position)
-            self._checkpointer.finish()
+            hang_up()
+            self._checkpointer.finish(required=True)
+            if not self._checkpointer.wait(updates, RESCUE_S):
+                log.warning("The state after step %d is not saved: not all ranks could.", updates)
 
     def _save_at_stop(self, updates: int) -> None:
-        every = self._config.checkpoint.every
-        if self._checkpointer is not None and not (every and updates % every == 0):  # else it was saved just now
+        """Save, unless that has just been done; a write that fails is an error here, since training ends."""
+        if self._checkpointer is not None:
             self._checkpointer.save(updates, self._loader.position)
-        if self._progress is not None:
-            self._progress(f"stopped after step {updates}, as asked from outside")
+            self._checkpointer.finish(required=True)
 
     def _report(self, result: TrainResult, *, wait: bool = False) -> None:
         """Note the metrics that have arrived: on a CPU this step's, on a device perhaps an earlier one's."""

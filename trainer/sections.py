@@ -144,7 +144,7 @@ class OptimizationConfig:
     recompute: Recompute = Recompute.NONE
     "none, selective or full: what is computed again in the backward and takes no memory until then."
     compile: bool = False
-    "Compile attention, activation and norms, which lie between collectives, with torch.compile; needs a C++ compiler."
+    "Compile attention and activation, which lie between collectives, with torch.compile; needs a C++ compiler."
     learning_rate: float = 1e-3
     "Peak learning rate."
     min_learning_rate: float = 1e-4

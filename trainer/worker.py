@@ -25,6 +25,7 @@ from ..profiler.opening import RecorderSettings, default_spool, open_recorder
 from ..profiler.recorder import AnyRecorder, Recorder
 from ..profiler.rendezvous import in_rendezvous
 from ..profiler.session import answer_dump_requests, install, shutdown
+from ..profiler.store_address import store_address
 from .config import Backend, TrainConfig
 from .faults.switches import miss_rendezvous
 from .inputs import check_inputs
@@ -145,7 +146,7 @@ def open_worker_recorder(
         cadence=chosen_cadence(who.run),
     )
     recorder = open_recorder(settings)
-    if (agent := serve_fallback(recorder, spool, record.store.absolute())) is not None:
+    if (agent := serve_fallback(recorder, spool, store_address(record.store))) is not None:
         agent.leave()
     leave_topology(recorder, settings, config.topology())
     install(recorder, AUTOMATIC)

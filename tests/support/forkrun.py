@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -64,7 +65,13 @@ def fork_ranks(
     _preload()
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         results = Path(folder)
-        pids = {_fork(rank, nproc, work, server, results, timeout_s, environment or {}): rank for rank in range(nproc)}
+        gc.freeze()  # what is there already is looked at, and copied, by no child's collections
+        try:
+            pids = {
+                _fork(rank, nproc, work, server, results, timeout_s, environment or {}): rank for rank in range(nproc)
+            }
+        finally:
+            gc.unfreeze()
         server.close()
         codes = _reap(pids, timeout_s, settle_s, until or (lambda: False))
         return [_outcome(rank, codes[rank], results / f"{rank}.pickle") for rank in range(nproc)]

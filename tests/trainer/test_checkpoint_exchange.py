@@ -186,6 +186,12 @@ def test_what_does_not_fit_is_refused(saved: TrainConfig, tmp_path: Path) -> Non
         ({"model_type": "llama"}, "since model_type is llama: choose another"),
         ({"hidden_act": "relu"}, "since hidden_act is relu"),
         ({"rotary_pct": 0.25}, "since its rotary positions turn 0.25 of each head"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, r"since its rotary positions are scaled \(linear\)"),
+        ({"rope_scaling": {"factor": 4.0}}, "since its rotary positions are scaled: choose"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "partial_rotary_factor": 1.0}},
+            r"since its rotary positions are scaled \(yarn\)",
+        ),
         ({"intermediate_size": 100}, "intermediate_size 100 is no multiple of hidden_size 32"),
         (
             {"hidden_size": 64, "intermediate_size": 256},

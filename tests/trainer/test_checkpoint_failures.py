@@ -16,7 +16,9 @@ from megascope.trainer.checkpoints.files import committed_steps, step_folder
 from megascope.trainer.checkpoints.listing import verify_checkpoints
 from megascope.trainer.checkpoints.writing import ShardWriter, Written
 from megascope.trainer.config import CheckpointConfig, OnFailure, TrainConfig
+from megascope.trainer.launch import launch
 from megascope.trainer.loop import TrainResult
+from megascope.trainer.stopping import CONTROL_VARIABLE
 from megascope.trainer.worker import run_worker
 from support.forkrun import Outcome, fork_ranks, run_ranks
 from support.training import run_config, small_config
@@ -160,9 +162,47 @@ def test_what_is_saved_in_need_replaces_no_checkpoint_of_the_same_step(tmp_path:
 
 
 @pytest.mark.timeout(60)
-def test_the_last_good_state_is_saved_where_no_checkpoint_has_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "culprit"), [({}, 0), ({"dp": 2}, 0), ({"pp": 4}, 3)], ids=["one", "dp2-first", "pp4-last"]
+)
+def test_the_last_good_state_is_saved_where_no_checkpoint_has_it(
+    tmp_path: Path, layout: dict[str, Any], culprit: int
+) -> None:
+    """By all ranks: also where the one whose loss is not finite holds the store, and the others wait for each other."""
     checkpoint = CheckpointConfig(folder=tmp_path, every=2)
-    config = small_config(steps=6, checkpoint=checkpoint, fault=("nan rank=0 step=3",))
-    [outcome] = fork_ranks(1, lambda: run_worker(config, NullRecorder()))
-    assert outcome.error is not None
-    assert committed_steps(tmp_path) == [3, 2]
+    config = small_config(steps=6, checkpoint=checkpoint, fault=(f"nan rank={culprit} step=3",), **layout)
+    outcomes = fork_ranks(config.topology().world_size, lambda: run_worker(config, NullRecorder()))
+    assert "not finite" in str(outcomes[culprit].error)
+    assert all("not finite" not in str(one.error) for one in outcomes if one.rank != culprit)
+    assert [(one.step, one.problems) for one in verify_checkpoints(tmp_path)] == [(3, ()), (2, ())]
+
+
+@pytest.mark.timeout(60)
+def test_the_launcher_lets_all_ranks_save_the_last_good_state(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = CheckpointConfig(folder=tmp_path / "checkpoints", every=2)
+    config = small_config(steps=6, pp=2, checkpoint=checkpoint, fault=("nan rank=1 step=3",))
+    config = replace(config, record=replace(config.record, enabled=False))
+    assert launch(config, 2, environment={}) == 1
+    assert "rank 1: The loss of micro-batch 0 on this rank is not finite" in capfd.readouterr().err
+    assert committed_steps(tmp_path / "checkpoints") == [3, 2]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("every", [0, 4])
+def test_a_job_that_is_to_stop_and_cannot_save_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Also where a checkpoint that cannot be written is no reason to end training, or was due anyway."""
+    control = tmp_path / "control"
+    control.write_text("4")
+    checkpoint = CheckpointConfig(folder=tmp_path / "checkpoints", every=every, on_failure=OnFailure.CONTINUE)
+    config = small_config(steps=6, checkpoint=checkpoint)
+
+    def broken(*_: Any) -> Written:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ShardWriter, "write", broken)
+    with pytest.raises(AssertionError, match=r"MegascopeError: Cannot write .* \(No space left on device\): make room"):
+        run_ranks(1, lambda: run_worker(config, NullRecorder()), environment={CONTROL_VARIABLE: str(control)})

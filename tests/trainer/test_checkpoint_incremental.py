@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megascope.trainer.checkpoints.commit import read_commit
@@ -19,6 +19,7 @@ from support.checkpoints import new_writers, read_checkpoint, some_values, write
 from support.training import run_config, small_config
 
 
+@settings(max_examples=40)
 @given(changes=st.lists(st.lists(st.tuples(st.sampled_from(["first", "second"]), st.integers(0, 23))), max_size=6))
 def test_any_changes_are_read_back(tmp_path_factory: pytest.TempPathFactory, changes: list[list[Any]]) -> None:
     folder = tmp_path_factory.mktemp("changes")

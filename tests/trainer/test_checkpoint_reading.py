@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from megascope.profiler.errors import UsageError
 from megascope.profiler.null import NullRecorder
-from megascope.trainer.checkpoints.commit import read_commit
-from megascope.trainer.config import CheckpointConfig, TrainConfig
+from megascope.trainer.checkpoints.commit import check_text, read_commit
+from megascope.trainer.checkpoints.exporting import export_checkpoint
+from megascope.trainer.checkpoints.files import shard_path, step_folder
+from megascope.trainer.checkpoints.importing import import_checkpoint
+from megascope.trainer.config import CheckpointConfig, DataConfig, Tokenizer, TrainConfig
+from megascope.trainer.corpus import identity_of, read_text
 from megascope.trainer.data import Batches, Position, Split
 from megascope.trainer.loop import Trainer
+from support.checkpoints import commit_of
 from support.forkrun import run_ranks
 from support.training import run_config, small_config
 
@@ -83,6 +90,60 @@ def test_the_generators_of_a_rank_come_back_in_the_same_layout(saved: Path, tmp_
     assert draws(other, False) == after  # another layout: new ones, the same every time
     assert after[0] != after[1]
     assert set(after) & set(before) == set()
+
+
+def test_another_text_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    config = small_config(steps=2, checkpoint=CheckpointConfig(folder=folder, every=2))
+    run_config(config)
+    shorter = replace(config, data=replace(config.data, limit_bytes=90_000, eval_share=0.1))
+    wanted = r"was trained on another text \(size_bytes 100000, now 90000, eval_share 0.05, now 0.1\): use the same"
+    with pytest.raises(AssertionError, match=f"UsageError: .*{wanted}"):
+        run_config(shorter)
+    meant = replace(
+        shorter, checkpoint=replace(config.checkpoint, other_text=True), train=replace(config.train, steps=4)
+    )
+    assert run_config(meant)[0].start_step == 2
+    assert read_commit(folder, 4).text == identity_of(read_text(shorter.data), shorter.data, None)
+
+
+def test_another_tokenizer_is_refused_whatever_is_meant(tmp_path: Path) -> None:
+    """Its tokens' numbers mean something else."""
+    data = DataConfig(tokenizer=Tokenizer.BPE)
+    texts = [identity_of(b"text", data, tokenizer) for tokenizer in ("one", "other")]
+    commit = commit_of(1, [], text=texts[0])
+    check_text(tmp_path, commit, texts[0], may_differ=False)
+    check_text(tmp_path, replace(commit, text=None), texts[1], may_differ=False)
+    with pytest.raises(UsageError, match=r"was trained on another text \(of the same size\): use the same"):
+        check_text(tmp_path, commit, identity_of(b"test", data, "one"), may_differ=False)
+    with pytest.raises(UsageError, match=r"saved with the tokenizer bpe \w+, now bpe \w+, and with another one a"):
+        check_text(tmp_path, commit, texts[1], may_differ=True)
+
+
+def test_nothing_is_left_of_the_norms_of_a_checkpoint_that_was_refused(tmp_path: Path) -> None:
+    """The one before it, as of an import, has none: the history that adaptive clipping looks at begins anew."""
+    folder = tmp_path / "checkpoints"
+    config = small_config(steps=2, train={"clip_factor": 0.9}, checkpoint=CheckpointConfig(folder=folder, every=2))
+    run_config(config)
+    export_checkpoint(folder, tmp_path / "model")
+    import_checkpoint(tmp_path / "model", tmp_path / "made")
+    shutil.copytree(step_folder(folder, 2), step_folder(tmp_path / "made", 2))
+    damage(shard_path(tmp_path / "made", 2, 0))
+    resumed = replace(config, checkpoint=CheckpointConfig(folder=tmp_path / "made"))
+
+    def work() -> tuple[int, list[float]]:
+        trainer = Trainer(resumed, NullRecorder(), torch.device("cpu"))
+        assert trainer._checkpointer is not None
+        step = trainer._checkpointer.begin().step
+        return step, trainer.optimizer.norm_history.tolist()
+
+    assert run_ranks(1, work) == [(0, [0.0, 0.0])]
+
+
+def damage(path: Path) -> None:
+    """Alter the last byte."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def test_batches_of_another_size_go_on_where_the_old_ones_ended(tmp_path: Path) -> None:

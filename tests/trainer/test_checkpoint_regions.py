@@ -70,11 +70,6 @@ def test_what_no_source_has_is_not_marked(data: st.DataObject) -> None:
     assert (~is_filled).sum() == lost.length
 
 
-def test_cutting_a_span_covers_it_once() -> None:
-    span = Span(Grid((7, 5), 0), 0, 1, 3, 20)
-    assert [(piece.offset, piece.length) for piece in span.cut(8)] == [(3, 8), (11, 8), (19, 4)]
-
-
 def test_two_tensors_are_not_mixed_up() -> None:
     one, other = whole(Grid((4, 6), 1)), whole(Grid((6, 4), 1))
     with pytest.raises(ValueError, match="is not"):

@@ -89,6 +89,13 @@ def test_export_and_import(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "is not empty" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("size", ["nan", "-1", "0", "inf"])
+def test_a_file_of_no_size_is_refused(made_up: Path, size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "export", str(made_up), str(made_up / "out"), f"--max-file-gb={size}"]) == 2
+    assert "give a size above 0, such as 5" in " ".join(capsys.readouterr().err.split())
+    assert not (made_up / "out").exists()
+
+
 def test_what_is_missing_is_said(made_up: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert main(["checkpoint", "export", str(made_up), str(made_up / "out")]) == 1

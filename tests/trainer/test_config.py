@@ -15,8 +15,8 @@ from megascope.profiler.errors import UsageError
 from megascope.trainer.config import Precision, TrainConfig, load_config, print_settings
 
 FLAG_NAMES = """
-checkpoint.every checkpoint.folder checkpoint.keep checkpoint.on_failure checkpoint.read_once checkpoint.resume
-checkpoint.whole_every
+checkpoint.every checkpoint.folder checkpoint.keep checkpoint.on_failure checkpoint.other_text checkpoint.read_once
+checkpoint.resume checkpoint.whole_every
 data.eval_share data.limit_bytes data.skip data.text data.tokenizer
 fault
 model.dropout model.feed_forward model.heads model.init_std model.layers model.parallel_block model.precision

@@ -14,7 +14,7 @@ from megascope.trainer.flops import matrix_parameters
 from megascope.trainer.simulator.config import SimulatedModel
 from megascope.trainer.simulator.mfu_curve import ALL, FAMILIES, NONE, Family, Sweep, length_ns, mfu_curve, walked_ns
 from megascope.trainer.simulator.published import GAINS, POINTS
-from megascope.trainer.simulator.techniques import Technique, work_of
+from megascope.trainer.simulator.techniques import COMPUTE_FACTOR, Technique, work_of
 
 SMALL = Family(
     name="small", model=SimulatedModel(layers=8, width=4096, vocabulary=1024, sequence=2048), heads=32, tp=4, pp=4,
@@ -31,7 +31,9 @@ def test_a_single_gpu_by_hand() -> None:
     memory = 2 * (34 + 5 * 32 * 2048 / 4096) * 4096 * tokens * 8 / 1118e9
     again = 8 * 4 * 2048 * 4096 * tokens / rate
     adam = 28 * 8 * layer / 1118e9
-    step = 8 * (3 * multiply + 3 * memory + again) + adam + 8 * 0.002  # eight readers of data, one after the other
+    step = (
+        8 * COMPUTE_FACTOR * (3 * multiply + 3 * memory + again) + adam + 8 * 0.002
+    )  # eight readers of data, one after the other
     expected = model.flops_per_token() * tokens * 8 / step / 312e12
     assert Sweep(ONE).mfu(1, NONE) == pytest.approx(expected, rel=1e-6)
 
@@ -76,6 +78,11 @@ def test_a_curve_has_all_that_is_published_beside_it() -> None:
     assert [one.published for one in curve.ladder] == [gain for _, gain in GAINS]
     assert sum(one.gain for one in curve.ladder) == pytest.approx(point.mfu_all - point.mfu_none)
     assert all(name in curve.techniques for name in point.alone)
+
+
+def test_the_factor_of_compute_is_that_of_the_one_point_it_is_taken_from() -> None:
+    (point,) = [one for one in POINTS if (one.model, one.gpus, one.has_techniques) == ("530b", 2240, False)]
+    assert Sweep(FAMILIES["530b"]).mfu(2240, NONE) == pytest.approx(point.mfu, abs=0.001)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from megascope.profiler.null import NullRecorder
+from megascope.trainer.attention import window_mask, windowed
 from megascope.trainer.config import ModelConfig, Precision
 from megascope.trainer.data import splitmix64
 from megascope.trainer.dropout import Dropout, mix
@@ -133,6 +135,19 @@ def test_dropout_keeps_the_mean_and_evaluation_drops_nothing() -> None:
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)
     dropout.place(0, 0, is_training=False)
     assert dropout(x, "here", 0) is x
+
+
+# -- sliding window ------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(0, 5))
+def test_a_window_in_blocks_is_the_one_with_a_mask(sequence: int, window: int, heads: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    size = 2 * window + sequence
+    query, key, value = torch.randn(3, 2, heads, size, 4, dtype=torch.float64, generator=generator)
+    blocks = windowed(query, key, value, window_mask(2 * window, window, query.device)[window:])
+    whole = functional.scaled_dot_product_attention(query, key, value, window_mask(size, window, query.device))
+    torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
 
 
 # -- uneven stages -------------------------------------------------------------------------------------------------

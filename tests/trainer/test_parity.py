@@ -16,6 +16,7 @@ from support.forkrun import run_ranks
 from support.plain_model import PlainResult, plain_training
 from support.training import run_config, small_config
 
+STEPS = 6
 LAYOUTS = {
     "tp2": {"tp": 2},
     "pp2-v1": {"pp": 2, "parallel_block": True, "window": 8},
@@ -28,19 +29,20 @@ LAYOUTS = {
 
 @cache
 def single_process(precision: Precision, parallel_block: bool, window: int | None) -> TrainResult:
-    return run_config(small_config(precision=precision, parallel_block=parallel_block, window=window))[0]
+    config = small_config(steps=STEPS, precision=precision, parallel_block=parallel_block, window=window)
+    return run_config(config)[0]
 
 
 def run_layout(layout: dict[str, Any], precision: Precision) -> tuple[list[TrainResult], TrainResult]:
     reference = single_process(precision, layout.get("parallel_block", False), layout.get("window"))
-    return run_config(small_config(precision=precision, **layout)), reference
+    return run_config(small_config(steps=STEPS, precision=precision, **layout)), reference
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.timeout(60)
 def test_fp64_losses_and_gradient_norms_equal_one_process(layout: dict[str, Any]) -> None:
     results, reference = run_layout(layout, Precision.FP64)
-    assert len(reference.losses) == 10
+    assert len(reference.losses) == STEPS
     for result in results:
         np.testing.assert_allclose(result.losses, reference.losses, rtol=0, atol=1e-10)
         np.testing.assert_allclose(result.grad_norms, reference.grad_norms, rtol=0, atol=1e-10)
@@ -58,7 +60,7 @@ def test_fp32_losses_stay_within_8_units_in_the_last_place(layout: dict[str, Any
 @pytest.mark.parametrize("parallel_block", [False, True])
 @pytest.mark.parametrize("window", [None, 8])
 def test_one_process_equals_plain_torch(parallel_block: bool, window: int | None) -> None:
-    config = small_config(precision=Precision.FP64, parallel_block=parallel_block, window=window)
+    config = small_config(steps=STEPS, precision=Precision.FP64, parallel_block=parallel_block, window=window)
     plain: PlainResult = run_ranks(1, lambda: plain_training(config, torch.float64))[0]
     result = single_process(Precision.FP64, parallel_block, window)
     np.testing.assert_allclose(result.losses, plain.losses, rtol=0, atol=1e-10)
@@ -80,7 +82,7 @@ def test_overlap_changes_no_bit_and_the_order_of_axes_only_the_order_of_sums() -
 @pytest.mark.timeout(60)
 def test_a_padded_bucket_changes_nothing() -> None:
     """Three replicas do not divide the matrices: their buckets end in padding, which is in no sum."""
-    config = small_config(precision=Precision.FP64, train={"batch": 12}, parallel={"dp": 3})
+    config = small_config(steps=STEPS, precision=Precision.FP64, train={"batch": 12}, parallel={"dp": 3})
 
     def work() -> tuple[TrainResult, list[tuple[int, int]]]:
         trainer = Trainer(config, NullRecorder(), torch.device("cpu"))
@@ -92,7 +94,7 @@ def test_a_padded_bucket_changes_nothing() -> None:
 
     results = run_ranks(3, work)
     assert sum(padded > size for padded, size in results[0][1]) > 3
-    reference = run_config(small_config(precision=Precision.FP64, train={"batch": 12}))[0]
+    reference = run_config(small_config(steps=STEPS, precision=Precision.FP64, train={"batch": 12}))[0]
     for result, _ in results:
         np.testing.assert_allclose(result.losses, reference.losses, rtol=0, atol=1e-10)
         np.testing.assert_allclose(result.grad_norms, reference.grad_norms, rtol=0, atol=1e-10)
@@ -151,6 +153,6 @@ def test_updates_smaller_than_the_grain_of_bf16_add_up_in_the_masters() -> None:
 
 def test_bf16_learns_close_to_fp32() -> None:
     reference = single_process(Precision.FP32, False, None)
-    result = run_config(small_config(tp=2, precision=Precision.BF16))[0]
+    result = run_config(small_config(steps=STEPS, tp=2, precision=Precision.BF16))[0]
     np.testing.assert_allclose(result.losses, reference.losses, rtol=0.01)
     assert result.losses != reference.losses

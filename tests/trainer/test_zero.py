@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from megascope.profiler.null import NullRecorder
 from megascope.trainer.bucket import Bucket
-from megascope.trainer.config import Order, Precision, TrainConfig
+from megascope.trainer.config import Order, Precision, Recompute, TrainConfig
 from megascope.trainer.flat import REDUCED_AT_ONCE
 from megascope.trainer.loop import Trainer
 from megascope.trainer.schedule import compute_order
@@ -32,6 +33,24 @@ def configuration(zero: int, **settings: Any) -> TrainConfig:
 def test_losses_and_norms_equal_one_process(zero: int) -> None:
     reference = run_config(small_config(precision=Precision.FP64, steps=STEPS))[0]
     for result in run_config(configuration(zero, precision=Precision.FP64)):
+        np.testing.assert_allclose(result.losses, reference.losses, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(result.grad_norms, reference.grad_norms, rtol=0, atol=1e-10)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tp": 2, "dp": 2, "model": {"tied": True, "dropout": 0.1}, "train": {"recompute": Recompute.FULL}},
+        {"dp": 4, "parallel": {"pod": 2}, "train": {"microbatches": 2}},
+    ],
+    ids=["tied-dropout-recomputed", "pods"],
+)
+def test_shared_weights_beside_other_techniques(layout: dict[str, Any]) -> None:
+    alone = {name: value for name, value in layout.items() if name == "model"}
+    reference = run_config(small_config(precision=Precision.FP64, steps=2, **alone))[0]
+    config = small_config(precision=Precision.FP64, steps=2, **layout)
+    for result in run_config(replace(config, parallel=replace(config.parallel, zero=3))):
         np.testing.assert_allclose(result.losses, reference.losses, rtol=0, atol=1e-10)
         np.testing.assert_allclose(result.grad_norms, reference.grad_norms, rtol=0, atol=1e-10)
 

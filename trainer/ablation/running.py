@@ -141,6 +141,7 @@ def _train(variant: Variant, store: PrefixStore, rank: int, world: int, limit: t
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
     result = run_worker(config, watch)
     gc.collect()
+    gc.freeze()  # training looks for garbage as it begins: then at what is its own
     steps = len(watch.wall_ns) - 1
     walls = [after - before for before, after in zip(watch.wall_ns, watch.wall_ns[1:], strict=False)]
     return Run(

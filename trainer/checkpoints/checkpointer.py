@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
+
+import torch.distributed as dist
 
 from ...profiler.errors import MegascopeError
 from ..comm import Channel
@@ -28,6 +31,9 @@ from .state import HostCopy
 from .writing import ShardWriter, Written
 
 log = logging.getLogger(__name__)
+
+TEXT_KEY = "megascope/text"
+"""Where in the rendezvous store rank 0 leaves what `corpus.identity_of` says of the text."""
 
 
 class Checkpointer:
@@ -51,6 +57,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._newest: int | None = None
+        self._text: Mapping[str, Any] | None = None
 
     def begin(self) -> Restored:
         """Resume as configured; where there is nothing to resume from, at step 0. What was half written is removed.
@@ -58,9 +65,10 @@ class Checkpointer:
         No rank can save before rank 0 has come back from here: a step needs the gradient norm of all.
         """
         restored: Restored | None = None
+        self._text = json.loads(dist.distributed_c10d._get_default_store().get(TEXT_KEY))
         if self._settings.resume:
             with self._probe.span("checkpoint_load"):
-                restored = self._restorer.restore()
+                restored = self._restorer.restore(self._text)
         else:
             check_unused(self._folder)
         restored = restored or Restored(0, Position(batch=self._config.train.batch), 0)
@@ -80,7 +88,6 @@ class Checkpointer:
         committed. Raises MegascopeError where the write before this one failed, if that is to end the training.
         """
         if step == self._newest:
-            self.finish()
             return
         self._newest = step
         with self._probe.span("checkpoint_stage"):
@@ -95,8 +102,11 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
 
-    def finish(self) -> None:
-        """Wait for the write that is under way. MegascopeError where it failed, if that is to end the training."""
+    def finish(self, *, required: bool = False) -> None:
+        """Wait for the write that is under way. MegascopeError where it failed, if that is to end the training.
+
+        ``required``: it does so however ``checkpoint.on_failure`` is set.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -106,9 +116,13 @@ class Checkpointer:
         sentence = (
             f"Cannot write a checkpoint to {self._folder} ({_reason(failure)}): make room, or change checkpoint.folder."
         )
-        if self._settings.on_failure is OnFailure.STOP:
+        if required or self._settings.on_failure is OnFailure.STOP:
             raise MegascopeError(sentence) from failure
         log.warning("Rank %d: %s Training goes on; the checkpoint before stays the newest.", self._rank, sentence)
+
+    def wait(self, step: int, patience_s: float) -> bool:
+        """Wait until the checkpoint of a step is committed, by whichever rank is the last; for so long at most."""
+        return self._committer.wait(step, patience_s)
 
     def _write(
         self,
@@ -136,7 +150,7 @@ class Checkpointer:
 
     def _commit_of(self, step: int, position: Position) -> MakeCommit:
         """What makes the commit of this moment's state from what all ranks report."""
-        config, updates = self._config, self._optimizer.updates
+        config, updates, text = self._config, self._optimizer.updates, self._text
 
         def make(shards: Sequence[Written]) -> Commit:
             return Commit(
@@ -151,6 +165,7 @@ class Checkpointer:
                 size_bytes=sum(shard.size_bytes for shard in shards),
                 state_bytes=sum(shard.state_bytes for shard in shards),
                 descriptions=[shard.checksum for shard in shards],
+                text=text,
             )
 
         return make

@@ -23,6 +23,7 @@ class Commit:
 
     ``position`` and ``seed`` tell which sequences the next step draws from the text; None in what was imported.
     ``bases`` are the steps of other checkpoints that hold blocks of this one. ``descriptions``: checksums, by rank.
+    ``text``: what `corpus.identity_of` says of what it was trained on; None in what was imported.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Commit:
     size_bytes: int
     state_bytes: int
     descriptions: Sequence[str]
+    text: Mapping[str, Any] | None = None
 
 
 def model_of(config: ModelConfig) -> dict[str, Any]:
@@ -101,6 +103,25 @@ def check_model(path: Path, commit: Commit, config: ModelConfig) -> None:
             f"{path} was saved with another model "
             f"({', '.join(f'{name} {saved[name]}, now {wanted[name]}' for name in different)}): "
             "use the same, or another checkpoint.folder."
+        )
+
+
+def check_text(path: Path, commit: Commit, text: Mapping[str, Any] | None, *, may_differ: bool) -> None:
+    """Raise UsageError where the text is not the one that a checkpoint was trained on, or its tokens are others."""
+    before = commit.text
+    if before is None or text is None or before == text:
+        return
+    if before["tokenizer"] != text["tokenizer"]:
+        raise UsageError(
+            f"{path} was saved with the tokenizer {before['tokenizer']}, now {text['tokenizer']}, and with another one "
+            "a token's number means something else: use the same text and data.tokenizer, or another checkpoint.folder."
+        )
+    if not may_differ:
+        sizes = [name for name in ("size_bytes", "eval_share") if before[name] != text[name]]
+        different = ", ".join(f"{name} {before[name]}, now {text[name]}" for name in sizes) or "of the same size"
+        raise UsageError(
+            f"{path} was trained on another text ({different}): use the same with the "
+            "same data.limit_bytes and data.eval_share, or set checkpoint.other_text to go on with this one."
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +14,12 @@ from typing import Any
 import torch.distributed as dist
 
 from ...collectors.durable import write_durably
+from ...profiler.errors import UsageError
 from .commit import Commit, read_commit, write_commit
 from .files import DamagedError, commit_path, committed_steps, remove_all_but, remove_uncommitted, step_folder
 from .writing import Written
+
+log = logging.getLogger(__name__)
 
 MakeCommit = Callable[[Sequence[Written]], Commit]
 
@@ -28,15 +33,17 @@ class Committer:
     def __init__(self, folder: Path, key: str, rank: int, world_size: int, keep: int) -> None:
         self._folder, self._key, self._keep = folder, key, keep
         self._rank, self._world_size = rank, world_size
+        self._reports = 0
 
     def report(self, step: int, written: Written | None, make: MakeCommit) -> None:
         """Say that this rank's shard is on disk, or (None) that it could not be written; commit if all others have.
 
         A step that one rank could not write is removed by the last. Raises OSError, and RuntimeError where the store
-        is lost.
+        is lost. The reports of a rank are numbered: its second one of a step is never counted as another rank's.
         """
         store: Any = dist.distributed_c10d._get_default_store()
-        key = f"{self._key}/{step}"
+        self._reports += 1
+        key = f"{self._key}/{step}/{self._reports}"
         store.set(f"{key}/{self._rank}", json.dumps(None if written is None else asdict(written)))
         if store.add(key, 1) < self._world_size:
             return
@@ -46,16 +53,36 @@ class Committer:
             store.delete_key(name)
         try:
             if None not in reports:
-                self._commit(make([Written(**report) for report in reports]))
+                content = write_commit(make([Written(**report) for report in reports]))
+                write_durably(commit_path(self._folder, step), lambda file: _fill(file, content))
         finally:
-            if not commit_path(self._folder, step).exists():
+            if not self.is_committed(step):
                 shutil.rmtree(step_folder(self._folder, step), ignore_errors=True)
+        if None not in reports:
+            self._prune(step)
 
-    def _commit(self, commit: Commit) -> None:
-        content = write_commit(commit)
-        write_durably(commit_path(self._folder, commit.step), lambda file: _fill(file, content))
-        remove_uncommitted(self._folder, before=commit.step)  # no rank comes here before it is done with those
-        remove_all_but(self._folder, self._needed())
+    def is_committed(self, step: int) -> bool:
+        """Whether the checkpoint of a step counts."""
+        return commit_path(self._folder, step).exists()
+
+    def wait(self, step: int, patience_s: float) -> bool:
+        """Wait until a checkpoint counts, for so long at most; whether it does."""
+        deadline = time.monotonic() + patience_s
+        while not self.is_committed(step):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _prune(self, step: int) -> None:
+        """Remove what is no longer kept. What cannot be removed is left, with a warning: ``step`` is committed."""
+        try:
+            remove_uncommitted(self._folder, before=step)  # no rank comes here before it is done with those
+            remove_all_but(self._folder, self._needed())
+        except OSError as error:
+            log.warning(
+                "Old checkpoints in %s cannot be removed (%s): remove them yourself.", self._folder, error.strerror
+            )
 
     def _needed(self) -> set[int]:
         """The newest that are kept, and those that they build upon."""
@@ -64,10 +91,10 @@ class Committer:
 
 
 def _bases(folder: Path, step: int) -> set[int]:
-    """What a checkpoint builds upon; where it cannot be told, all that are older."""
+    """What a checkpoint builds upon; where it cannot be told, all that are older, as of one of another version."""
     try:
         return set(read_commit(folder, step).bases)
-    except DamagedError:
+    except (DamagedError, UsageError):
         return {older for older in committed_steps(folder) if older < step}
 
 

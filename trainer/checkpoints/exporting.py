@@ -100,7 +100,9 @@ def _export(folder: Path, step: int, out: Path, number_format: str | None, max_f
     _write_json(out / "config.json", config_json(model, written, saved.commit.model))
     files = (*names, *([INDEX] if len(groups) > 1 else []), "config.json")
     is_exact = written in (stored, "float64")
-    return Exported(out, step, files, len(listed), total, written, is_exact, tuple(unmapped(model)))
+    tokenizer = (saved.commit.text or {}).get("tokenizer", "bytes")
+    lost = [] if tokenizer == "bytes" else ["the tokenizer, which is trained anew on the same text"]
+    return Exported(out, step, files, len(listed), total, written, is_exact, (*unmapped(model), *lost))
 
 
 def _stored_format(assembler: Assembler) -> str:

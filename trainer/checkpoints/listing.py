@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ def _verified(folder: Path, step: int, progress: Progress) -> Verified:
         saved = read_saved(folder, step)
     except (DamagedError, UsageError) as error:
         return Verified(step, 0, (str(error),))
-    with BlockReader(folder) as reader:
+    with BlockReader(folder, os.cpu_count() or 1) as reader:
         problems = tuple(_problems(saved, reader, progress))
         return Verified(step, reader.size_bytes, problems)
 
@@ -108,9 +109,9 @@ def _verified(folder: Path, step: int, progress: Progress) -> Verified:
 def _problems(saved: Saved, reader: BlockReader, progress: Progress) -> Iterator[str]:
     for number, description in enumerate(saved.descriptions):
         try:
-            for piece in description.pieces:
-                for block in piece.blocks:
-                    reader.read(description.rank, block)
+            blocks = (block for piece in description.pieces for block in piece.blocks)
+            for _ in reader.read_all((description.rank, block) for block in blocks):
+                pass
         except DamagedError as error:
             yield str(error)
         progress(number + 1, len(saved.descriptions))

@@ -104,7 +104,10 @@ def model_of_json(value: Mapping[str, Any]) -> ModelConfig:
         rope = value.get("rope_parameters") or {}
         share = rope.get("partial_rotary_factor", value.get("rotary_pct", 0.25))
         width, inner = int(value["hidden_size"]), int(value["intermediate_size"])
+        scaled = [of.get("rope_type", of.get("type")) for of in (rope, value.get("rope_scaling") or {})]
         wrong += [f"its rotary positions turn {share} of each head"] if share != 1.0 else []
+        wrong += [f"its rotary positions are scaled ({kind})" for kind in scaled if kind not in (None, "default")]
+        wrong += ["its rotary positions are scaled"] if value.get("rope_scaling") and scaled[1] is None else []
         wrong += [f"intermediate_size {inner} is no multiple of hidden_size {width}"] if inner % width else []
         if wrong:
             raise MegascopeError(f"This model cannot be imported, since {' and '.join(wrong)}: choose another.")

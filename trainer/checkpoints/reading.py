@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,11 +71,16 @@ def read_saved(folder: Path, step: int) -> Saved:
 
 
 class BlockReader:
-    """Reads blocks of shards, checks each, and counts the bytes. A context manager: it holds the shards open."""
+    """Reads blocks of shards, checks each, and counts the bytes. A context manager: it holds the shards open.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    ``threads`` read and check at a time: checksums are most of the work, and other threads can run meanwhile.
+    """
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        self._folder, self._threads = folder, threads
         self._files: dict[Path, int] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-read")
         self.size_bytes = 0
 
     def __enter__(self) -> Self:
@@ -82,25 +89,45 @@ class BlockReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown(cancel_futures=True)
         for file in self._files.values():
             os.close(file)
         self._files.clear()
+
+    def read_all(self, wanted: Iterable[tuple[int, Block]]) -> Iterator[bytes]:
+        """The contents of these ranks' blocks, in their order, a few of them read ahead; errors as of `read`."""
+        ahead: deque[Future[bytes]] = deque()
+        try:
+            for rank, block in wanted:
+                ahead.append(self._pool.submit(self.read, rank, block))
+                if len(ahead) > 2 * self._threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
 
     def read(self, rank: int, block: Block) -> bytes:
         """The content of a rank's block; DamagedError where it is not what was written."""
         path = shard_path(self._folder, block.step, rank)
         try:
-            if path not in self._files:
-                self._files[path] = os.open(path, os.O_RDONLY)
-            content = os.pread(self._files[path], block.size_bytes, block.place)
+            content = os.pread(self._opened(path), block.size_bytes, block.place)
         except OSError as error:
             raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
-        self.size_bytes += len(content)
+        with self._lock:
+            self.size_bytes += len(content)
         if len(content) != block.size_bytes:
             raise DamagedError(f"{path} ends before byte {block.place + block.size_bytes}")
         if checksum_of(content) != block.checksum:
             raise DamagedError(f"{path} is damaged: the checksum of what begins at byte {block.place} is wrong")
         return content
+
+    def _opened(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = os.open(path, os.O_RDONLY)
+            return self._files[path]
 
 
 class Assembler:
@@ -139,10 +166,10 @@ class Assembler:
                 )
             if is_filled.all():
                 break
-            for span, block in _blocks(piece):
-                if overlaps(span, wanted):
-                    content = np.frombuffer(self._reader.read(rank, block), BITS[dtype])
-                    copy_overlap(span, content, wanted, out, is_filled)
+            needed = [(span, block) for span, block in _blocks(piece) if overlaps(span, wanted)]
+            contents = self._reader.read_all((rank, block) for _, block in needed)
+            for (span, _), content in zip(needed, contents, strict=True):
+                copy_overlap(span, np.frombuffer(content, BITS[dtype]), wanted, out, is_filled)
         if not is_filled.all():
             raise DamagedError(
                 f"checkpoint {self._step} has {is_filled.sum()} of the {wanted.length} elements wanted of {state} of "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +44,6 @@ class Span:
     count: int
     offset: int
     length: int
-
-    def cut(self, size: int) -> Iterator[Span]:
-        """Pieces of at most ``size`` elements, in order."""
-        for begin in range(0, self.length, size):
-            length = min(size, self.length - begin)
-            yield Span(self.grid, self.index, self.count, self.offset + begin, length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..flat import Bucket
 from ..optim import ShardedOptimizer
 from ..probe import Probe
 from ..topology import Mesh
-from .commit import check_model, layout_of
+from .commit import check_model, check_text, layout_of
 from .files import DamagedError, commit_path, committed_steps
 from .generators import seed_generators, set_generators
 from .reading import BITS, Assembler, BlockReader, Saved, parse_saved, read_files
@@ -51,13 +51,13 @@ class Restorer:
         self._world = world
         self._folder: Path = config.checkpoint.folder
 
-    def restore(self) -> Restored | None:
+    def restore(self, text: Mapping[str, Any] | None = None) -> Restored | None:
         """Load the newest checkpoint that is intact for all ranks; None where there is none at all.
 
         What is missing, torn or altered is named in a warning, and the checkpoint before it is taken. Raises UsageError
-        for another model, MegascopeError where checkpoints exist and none can be used.
+        for another model or another ``text``, MegascopeError where checkpoints exist and none can be used.
         """
-        candidates = self._candidates()
+        candidates = self._candidates(text)
         while True:
             with self._probe.span("checkpoint_find"):
                 saved = self._next(candidates)
@@ -69,14 +69,16 @@ class Restorer:
             if self._all_have(failure is None):
                 return self._finished(saved, size_bytes)
 
-    def _candidates(self) -> Iterator[dict[str, Any]]:
+    def _candidates(self, text: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
         """On rank 0, what it tells the others: the checkpoints, the newest first, and then why there is none."""
         steps = committed_steps(self._folder)
         for step in steps:
             try:
                 contents = read_files(self._folder, step)
                 saved = parse_saved(self._folder, step, contents)
-                check_model(commit_path(self._folder, step), saved.commit, self._config.model)
+                path, may_differ = commit_path(self._folder, step), self._config.checkpoint.other_text
+                check_model(path, saved.commit, self._config.model)
+                check_text(path, saved.commit, text, may_differ=may_differ)
             except DamagedError as error:
                 log.warning("Checkpoint %d is not used: %s", step, error)
             except UsageError as error:
@@ -103,7 +105,7 @@ class Restorer:
         After a failure it goes on taking part in its group's broadcasts, and reads no more.
         """
         failure: DamagedError | None = None
-        with BlockReader(self._folder) as reader:
+        with BlockReader(self._folder, torch.get_num_threads()) as reader:
             assembler = Assembler(saved, reader)
             for name, target in small_state(self._optimizer).items():
                 try:
@@ -142,8 +144,9 @@ class Restorer:
             raise failure
 
     def _fill_small(self, assembler: Assembler, name: str, target: Tensor) -> None:
-        """What all ranks have alike: rank 0 reads it. Where a checkpoint lacks it, as an imported one, it stays."""
+        """What all ranks have alike: rank 0 reads it. Where a checkpoint lacks it, as an imported one, it is zero."""
         if assembler.any_piece(name, SMALL) is None:
+            target.zero_()  # a checkpoint that was then refused may have left something
             return
         values, failure = target.cpu(), None
         if self._world.index == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,9 +62,45 @@ def _placed(piece: ShardSlice, tp_index: int, tp_size: int) -> tuple[str, slice,
     return piece.spec.name, slice(piece.start, piece.end), span
 
 
+_LEAST_COPIED = 2**27
+"""Bytes that a thread is worth; of as many at once, C's copy writes past the caches, which is 1.4 times as quick."""
+
+
 def _copy(target: Tensor, source: Tensor) -> None:
     """A plain memory copy: torch's own meets its threads after every tensor, which costs where cores are shared."""
-    np.copyto(target.numpy(), source.detach().view(torch.uint8).numpy())
+    np.copyto(target.numpy(), source.numpy())
+
+
+def _host_memory(size: int, *, is_pinned: bool) -> Tensor:
+    """Bytes that have been touched, so that no page is new later; NumPy asks for large pages."""
+    if is_pinned:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    return torch.from_numpy(np.zeros(size, np.uint8)).fill_(0)
+
+
+def _storage(part: Tensor) -> int:
+    return part.untyped_storage().data_ptr()
+
+
+def _bytes_of(part: Tensor, size: int) -> Tensor:
+    """As bytes: a tensor's memory from its first element on, ``size`` bytes of it."""
+    begin = int(part.storage_offset()) * part.element_size()
+    return torch.empty(0, dtype=torch.uint8, device=part.device).set_(part.untyped_storage(), begin, (size,), (1,))
+
+
+def _joined(pairs: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+    """(place in the copy, bytes of the state): those that follow each other in both places are one."""
+    first, place, size = None, 0, 0
+    for begin, part in pairs:
+        follows = first is not None and begin == place + size and part.data_ptr() == first.data_ptr() + size
+        if first is not None and follows and _storage(part) == _storage(first):
+            size += part.nbytes
+            continue
+        if first is not None:
+            yield place, _bytes_of(first, size)
+        first, place, size = part, begin, part.nbytes
+    if first is not None:
+        yield place, _bytes_of(first, size)
 
 
 class HostCopy:
@@ -76,19 +112,22 @@ class HostCopy:
     def __init__(self, optimizer: ShardedOptimizer, mesh: Mesh) -> None:
         tp_index, tp_size = mesh.index("tp"), mesh.size("tp")
         self._optimizer, self._is_first = optimizer, mesh.rank == 0
-        self._buckets = [
-            bucket
-            for bucket in optimizer.buckets
-            if (tp_index == 0 or not bucket.is_replicated) and (mesh.index("pp") == 0 or bucket.copies == 1)
+        self._chunks = [
+            [
+                bucket
+                for bucket in flat.buckets
+                if (tp_index == 0 or not bucket.is_replicated) and (mesh.index("pp") == 0 or bucket.copies == 1)
+            ]
+            for flat in optimizer.flats
         ]
-        self._places: list[tuple[int, int]] = []
-        end = 0
+        self._places: list[int] = []
+        end, after = 0, -1
         for part in self._parts():
-            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = begin + part.numel() * part.element_size()
-            self._places.append((begin, end))
+            follows = part.data_ptr() == after
+            self._places.append(end if follows else -(-end // _ALIGNMENT) * _ALIGNMENT)
+            end, after = self._places[-1] + part.nbytes, part.data_ptr() + part.nbytes
         self._is_device = any(part.is_cuda for part in self._parts())
-        self._host = torch.zeros(end, dtype=torch.uint8, pin_memory=self._is_device)  # zeros: no page is new later
+        self._host = _host_memory(end, is_pinned=self._is_device)
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="checkpoint-copy")
         self._pieces = list(self._described(tp_index, tp_size))
 
@@ -99,12 +138,19 @@ class HostCopy:
 
     def take(self) -> Any:
         """Copy the state; on a device without waiting, until the event that is returned (None on a CPU)."""
-        pairs = [(self._host[begin:end], part) for (begin, end), part in zip(self._places, self._parts(), strict=True)]
+        runs = [
+            (self._host[begin : begin + len(source)], source)
+            for begin, source in _joined(zip(self._places, self._parts(), strict=True))
+        ]
         if not self._is_device:
+            pairs = list[tuple[Tensor, Tensor]]()
+            for target, source in runs:
+                count = max(1, min(torch.get_num_threads(), len(source) // _LEAST_COPIED))
+                pairs += zip(target.chunk(count), source.chunk(count), strict=True)
             list(self._threads.map(lambda pair: _copy(*pair), pairs))
             return None
-        for target, part in pairs:
-            target.view(part.dtype).copy_(part, non_blocking=True)
+        for target, source in runs:
+            target.copy_(source, non_blocking=True)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return ready
@@ -116,16 +162,21 @@ class HostCopy:
 
     def _parts(self) -> list[Tensor]:
         small = list(small_state(self._optimizer).values()) if self._is_first else []
-        return [*small, *(part for bucket in self._buckets for part in bucket.state())]
+        return [*small, *(bucket.state()[number] for _, number, bucket in self._states())]
+
+    def _states(self) -> Iterator[tuple[str, int, Bucket]]:
+        """(state, its number, bucket), in the order in which they lie in memory."""
+        for buckets in self._chunks:
+            for number, state in enumerate(STATES):
+                yield from ((state, number, bucket) for bucket in buckets)
 
     def _described(self, tp_index: int, tp_size: int) -> Iterator[tuple[Piece, int, int]]:
         places = iter(self._places)
         for name, part in small_state(self._optimizer).items() if self._is_first else ():
-            yield Piece(name, SMALL, format_of(part), whole(Grid(tuple(part.shape), None))), *next(places)
-        for bucket in self._buckets:
-            spans = own_spans(bucket, tp_index, tp_size)
-            for state, part in zip(STATES, bucket.state(), strict=True):
-                (first, _), width = next(places), part.element_size()
-                for name, where, span in spans:
-                    begin, end = first + where.start * width, first + where.stop * width
-                    yield Piece(name, state, format_of(part), span), begin, end
+            begin = next(places)
+            yield Piece(name, SMALL, format_of(part), whole(Grid(tuple(part.shape), None))), begin, begin + part.nbytes
+        for state, number, bucket in self._states():
+            first, part = next(places), bucket.state()[number]
+            for name, where, span in own_spans(bucket, tp_index, tp_size):
+                begin, end = (first + place * part.element_size() for place in (where.start, where.stop))
+                yield Piece(name, state, format_of(part), span), begin, end
