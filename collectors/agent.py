@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
 
 from ..profiler.errors import MegascopeError
+from .agent_signals import stopped_by_signals
 from .agent_spool import boxes, clear_away, patient_lock
 from .alarm_pickup import AlarmPickUp
 from .clock_watch import ClockWatch, presence_of
 from .compaction_idle import compact_if_alone
-from .health import HealthSampler
+from .hardware.watch import HardwareWatch, Sources
 from .marker import check_marker
+from .metrics.address import MetricsAddress
+from .metrics.opening import open_metrics
 from .quota import Quota, default_quota
 from .run_drain import RunDrain
+from .storage.address import store_path
+from .storage.object_path import ObjectPath
 from .store import Store
 from .sweeping import sweep
 
@@ -40,7 +44,8 @@ class AgentSettings:
 
     ``lock_patience_s`` is how long an agent waits for another one that serves the same spool to end.
     ``quota_bytes`` None is 20 GiB or a tenth of the disk, whichever is less. ``idle_exit_s`` None runs until a signal.
-    ``stop_grace_s`` is how long ranks that are ending too may still say goodbye after SIGTERM or SIGINT.
+    ``stop_grace_s`` is how long ranks that are ending too may still say goodbye after SIGTERM or SIGINT. At ``metrics``
+    Prometheus finds what the last turn saw; None: nowhere.
     """
 
     spool: Path
@@ -57,6 +62,7 @@ class AgentSettings:
     idle_exit_s: float | None = None
     stop_grace_s: float = 3.0
     lock_patience_s: float = 10.0
+    metrics: MetricsAddress | None = None
 
     def boxes(self) -> Iterator[Path]:
         """The boxes in the spool that are meant."""
@@ -70,10 +76,11 @@ def run_agent(settings: AgentSettings, stop: threading.Event | None = None) -> i
     MegascopeError for a spool that cannot be made and for a store of a newer schema; a store that cannot be written is
     waited for, also beyond ``idle_exit_s``, as long as there are boxes.
     """
+    settings = replace(settings, store=store_path(settings.store))
     ended = stop or threading.Event()
     with contextlib.suppress(OSError):
         check_marker(settings.store)
-    with _stopped_by_signals(ended):
+    with stopped_by_signals(ended):
         while _serve(settings, ended):
             log.info("More boxes came to %s while the agent was about to end: it goes on.", settings.spool)
     return 0
@@ -121,11 +128,12 @@ class Agent:
         self.runs: dict[str, RunDrain] = {}
         limit = settings.quota_bytes if settings.quota_bytes is not None else default_quota(settings.store)
         self._quota = Quota(settings.store, limit)
-        self._health = HealthSampler()
+        self._hardware = HardwareWatch(settings.health_s, Sources(spool=settings.spool))
         self._clocks = ClockWatch(settings.store)
         self._alarms = AlarmPickUp(settings.store)
+        self._metrics = open_metrics(settings.metrics, settings.spool)
         self._flush_timer, self._heartbeat_timer = _Timer(settings.flush_s), _Timer(settings.heartbeat_s)
-        self._health_timer, self._catalog_timer = _Timer(settings.health_s), _Timer(settings.catalog_s)
+        self._catalog_timer = _Timer(settings.catalog_s)
         self._busy_at = time.monotonic()
         self._refused: dict[str, float] = {}
         self._said: set[str] = set()
@@ -172,13 +180,15 @@ class Agent:
 
     def poll(self, *, flush: bool = False) -> None:
         """One round: look at all boxes, and flush when it is time, when much is pending, or when an attempt ended."""
+        begun = time.monotonic()
         heartbeat = self._heartbeat_timer.is_due()
         for run, numbers in self._found().items():
             if self._hold(run):
                 self.runs[run].poll(numbers, self.settings.stall_s, heartbeat=heartbeat)
-        if self._health_timer.is_due():
-            self._sample_health()
+        self._hardware.poll([one for run in self.runs.values() for one in run.attempts.values() if one.is_active])
         self._alarms.poll()
+        if self._metrics is not None:
+            self._metrics.show(self.runs, self._quota)
         is_much = sum(run.pending_spans for run in self.runs.values()) >= FLUSH_FROM_SPANS
         has_ended = any(attempt.is_over for run in self.runs.values() for attempt in run.attempts.values())
         if flush or has_ended or is_much or self.is_behind or self._flush_timer.is_due():
@@ -187,6 +197,8 @@ class Agent:
             self._write_catalog()
         self._clocks.poll(presence_of(self.runs))
         self._drop_finished()
+        if self._metrics is not None:
+            self._metrics.timed(time.monotonic() - begun)
 
     def flush(self) -> None:
         """Commit what is pending, run by run."""
@@ -204,6 +216,9 @@ class Agent:
             run.close()
         self.runs.clear()
         self._alarms.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        self._hardware.close()
 
     # -- what there is to do ------------------------------------------------------------------------------------
 
@@ -224,7 +239,8 @@ class Agent:
         """Whether the run is this agent's; a run that another agent holds is tried again every time."""
         if run in self.runs:
             return True
-        drain = RunDrain.open(self.settings.spool, self.settings.store, run)
+        observe = None if self._metrics is None else self._metrics.observe
+        drain = RunDrain.open(self.settings.spool, self.settings.store, run, observe)
         if drain is None:
             since = self._refused.setdefault(run, time.monotonic())
             if time.monotonic() - since >= self.settings.lock_patience_s and run not in self._said:
@@ -251,19 +267,7 @@ class Agent:
         idle_s = now - max(self._busy_at, changed)
         return self.settings.idle_exit_s is not None and idle_s >= self.settings.idle_exit_s
 
-    # -- samples and the catalog --------------------------------------------------------------------------------
-
-    def _sample_health(self) -> None:
-        active = [attempt for run in self.runs.values() for attempt in run.attempts.values() if attempt.is_active]
-        if not active:
-            return
-        try:
-            rows = self._health.sample()
-        except (OSError, RuntimeError) as error:  # a container may hide what psutil reads
-            log.debug("No health sample: %s", error)
-            return
-        for attempt in active:
-            attempt.add_health(rows)
+    # -- the store --------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Delete what earlier agents had no time to; a store that cannot be written now is none of its business."""
@@ -273,6 +277,8 @@ class Agent:
     def _write_catalog(self) -> None:
         """Refresh the views for other DuckDB clients; they are a convenience and never a reason to stop."""
         self._catalog_is_stale = False
+        if isinstance(self.settings.store, ObjectPath):
+            return
         try:
             if self._reader is None:
                 self._reader = Store(self.settings.store)
@@ -283,17 +289,3 @@ class Agent:
         except (MegascopeError, OSError, duckdb.Error) as error:
             self._catalog_is_stale = True
             log.warning("The catalog of %s was not written (%s).", self.settings.store, error)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Within, SIGTERM and SIGINT set ``stop``; only the main thread may do so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

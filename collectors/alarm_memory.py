@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..profiler.host import host_name
 from .alarm_rules import Alarm
-from .durable import make_folders
+from .durable import make_folders, replace_text
 from .manifest import quote_name
 from .shared_claim import LEASE_S, SharedClaim
 
@@ -54,13 +54,7 @@ class AlarmMemory:
         """Have it wait in the store, where others find it if this process ends before it told of it."""
         with contextlib.suppress(OSError):
             make_folders(self._folder(alarm))
-            path = self._path(alarm, _WAITING)
-            temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
-            try:
-                temporary.write_text(json.dumps(asdict(alarm), default=str), encoding="utf-8")
-                temporary.rename(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            replace_text(self._path(alarm, _WAITING), json.dumps(asdict(alarm), default=str))
 
     def drop(self, alarm: Alarm) -> None:
         """It waits no more."""

@@ -16,6 +16,7 @@ from .attempt_beats import Beats
 from .attempt_tables import run_row, small_tables, worst_exit
 from .event_rows import SpanArrays, event_rows
 from .incidents import SNAPSHOT_GAP_S, Incident, IncidentKind, IncidentWatch
+from .observer import Observer
 from .outbox import UNFIT, Outbox, Whole
 from .overhead_watch import OverheadWatch
 from .phases import PhaseBoard
@@ -54,13 +55,14 @@ class AttemptDrain:
         state: Mapping[str, Any] | None = None,
         given_up: set[Path] | None = None,
         store: Path | None = None,
+        observer: Observer | None = None,
     ) -> None:
         known = state or {}
         self.folder, self.run, self.attempt = folder, run, attempt
         self.ranks: list[RankDrain] = []
         self.is_over = False
         self.was_over = bool(known.get("over", False))
-        self.outbox = Outbox(replaces=not self.was_over)
+        self.outbox, self._observer = Outbox(replaces=not self.was_over, observer=observer), observer
         self._rollups = RollupDrain(run, attempt)
         self._overhead = OverheadWatch()
         self._boxes: dict[str, Any] = dict(known.get("boxes", {}))
@@ -179,7 +181,10 @@ class AttemptDrain:
             sample = rank.sample()
             rank.is_behind = False
             if most:
+                known = len(rank.pending)
                 rank.drain(most)
+                if self._observer is not None:
+                    self._observer.spans(rank, rank.pending[known:])
                 steps = rank.take_steps()
                 self.outbox.append("steps", ({"rank": rank.rank, **values} for values in steps))
                 self._overhead.add(rank.rank, steps)

@@ -8,15 +8,20 @@ import shutil
 import time
 from pathlib import Path
 
+from .storage.object_path import ObjectPath
+
 log = logging.getLogger(__name__)
 
 DEFAULT_BYTES = 20 * 2**30
 DEFAULT_SHARE = 0.1
 MEASURE_EVERY_S = 60.0
+NO_LIMIT = 2**62
 
 
 def default_quota(root: Path) -> int:
-    """20 GiB, or a tenth of the disk where that is less."""
+    """20 GiB, or a tenth of the disk where that is less; an object store has no end."""
+    if isinstance(root, ObjectPath):
+        return NO_LIMIT
     folder = root.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -25,6 +30,8 @@ def default_quota(root: Path) -> int:
 
 def folder_bytes(root: Path) -> int:
     """Size of all files below a folder; what vanishes meanwhile does not count."""
+    if isinstance(root, ObjectPath):
+        return sum(state.st_size for _, state in root.files())
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
@@ -53,9 +60,16 @@ class Quota:
         self._measured_at = -MEASURE_EVERY_S
         self._said = False
 
+    @property
+    def measured_bytes(self) -> int | None:
+        """Size of the store when it was last measured; None before that."""
+        return self._measured_bytes if self._measured_at >= 0 else None
+
     def is_exceeded(self, written_bytes: int) -> bool:
         """Whether there is no more room; ``written_bytes`` is the size of all that this agent has written."""
         now = time.monotonic()
+        if self.limit_bytes >= NO_LIMIT:
+            return False
         if now - self._measured_at >= MEASURE_EVERY_S:
             self._measured_bytes, self._written_then = folder_bytes(self.root), written_bytes
             self._measured_at = now

@@ -13,6 +13,8 @@ from ..profiler.topology import stable_id
 from .attempt_drain import AttemptDrain
 from .dumps import DumpGathering
 from .locks import FileLock
+from .manifest import SupersededError
+from .observer import Observe
 from .outbox import UNFIT
 from .responding import Responder
 from .writer import TableWriter, WriterHeldError
@@ -33,8 +35,9 @@ MOST_SPANS_AT_ONCE = 250_000
 class RunDrain:
     """Drains one run. Only one agent at a time may: `open` returns None where another one holds the run's lock."""
 
-    def __init__(self, spool: Path, store: Path, run: str, lock: FileLock) -> None:
+    def __init__(self, spool: Path, store: Path, run: str, lock: FileLock, observe: Observe | None = None) -> None:
         self._folder, self._store, self.run, self._lock = spool / run, store, run, lock
+        self._observe = observe
         # The same run in the same spool always has the same writer: that is how a new agent finds its positions.
         self.writer_name = f"agent-{host_name()}-{stable_id('agent', str(spool.resolve()), run):016x}"
         self.attempts: dict[int, AttemptDrain] = {}
@@ -47,10 +50,10 @@ class RunDrain:
         self._has_boxes = False
 
     @classmethod
-    def open(cls, spool: Path, store: Path, run: str) -> RunDrain | None:
+    def open(cls, spool: Path, store: Path, run: str, observe: Observe | None = None) -> RunDrain | None:
         """Take the run's lock; the store need not be there yet."""
         lock = FileLock.acquire(spool / f"{run}.run.lock")
-        return None if lock is None else cls(spool, store, run, lock)
+        return None if lock is None else cls(spool, store, run, lock, observe)
 
     @property
     def written_bytes(self) -> int:
@@ -61,6 +64,11 @@ class RunDrain:
     def pending_spans(self) -> int:
         """Spans read and not yet committed."""
         return sum(attempt.pending_spans for attempt in self.attempts.values())
+
+    @property
+    def problem(self) -> str:
+        """Why the store cannot be written now; empty where it can."""
+        return self._problem
 
     @property
     def is_active(self) -> bool:
@@ -95,8 +103,9 @@ class RunDrain:
             folder = self._folder / str(number)
             if number in self.attempts or self._given_up.issuperset(folder.glob("*.box")):
                 continue
+            observer = None if self._observe is None else self._observe(self.run, number)
             attempt = AttemptDrain(
-                folder, self.run, number, stall_s, states.get(str(number)), self._given_up, self._store
+                folder, self.run, number, stall_s, states.get(str(number)), self._given_up, self._store, observer
             )
             if attempt.is_left_over():
                 left = self._dumps_of(attempt)
@@ -171,6 +180,9 @@ class RunDrain:
                 if not self._stage(attempt, with_events=with_events):
                     return self.flush(with_events=with_events)
             self._writer.commit({"attempts": self._states()})
+        except SupersededError as error:
+            self._begin_anew(error)
+            return False
         except (OSError, *UNFIT) as error:
             self._writer.rollback()
             self._say(error)
@@ -184,6 +196,19 @@ class RunDrain:
                 self._end_response(attempt.attempt)
                 del self.attempts[attempt.attempt], self._dumps[attempt.attempt]
         return True
+
+    def _begin_anew(self, error: SupersededError) -> None:
+        """Go on from what the store says: what is pending may be in it, or may be somebody else's to write."""
+        log.warning("Run %s is read again from where the store has it (%s).", self.run, error)
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+        for number in list(self._responders):
+            self._end_response(number)
+        for attempt in self.attempts.values():
+            attempt.close()
+        self.attempts.clear()
+        self._dumps.clear()
 
     def _stage(self, attempt: AttemptDrain, *, with_events: bool) -> bool:
         """Stage what is new of one attempt; False where it cannot be understood, with nothing staged any more."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 from ..profiler.errors import MegascopeError, UsageError
 from . import sql_child
 from .duck import as_duckdb_error, is_read_error, plain_integers, query_error, settings
+from .storage.object_path import ObjectPath
 from .store import Attempt, Store
 from .views import identifier, literal
 
@@ -110,6 +111,7 @@ def _run(
         views = [f"CREATE VIEW {identifier(name)} AS {select}" for name, select in store.statements(attempt).items()]
         job = sql_child.Job(
             settings=dict(settings(spill=False)),
+            object_store=str(store.root) if isinstance(store.root, ObjectPath) else None,
             statements=[*views, *_fence(store, limits)],
             sql=sql,
             parameters=list(parameters),

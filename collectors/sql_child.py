@@ -1,7 +1,8 @@
 """The process in which one query of a user runs, so that it can be ended at any moment, whatever it does.
 
-Run as a file by `sql`, which sends a `Job` as a pickle on stdin: it imports nothing of megascope, to start fast. A line
-on stdout tells that the query begins; then comes its result as an Arrow stream, or one JSON object on stderr.
+Run as a file by `sql`, which sends a `Job` as a pickle on stdin: it imports nothing of megascope, to start fast, but
+for the way into an object store. A line on stdout tells that the query begins; then comes its result as an Arrow
+stream, or one JSON object on stderr.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Job(TypedDict):
     """What to run: statements that make the views and the fence, then the query, and what it may use."""
 
     settings: dict[str, Any]
+    object_store: str | None
     statements: list[str]
     sql: str
     parameters: list[object]
@@ -48,6 +50,11 @@ def main() -> int:
 
 def _run(job: Job) -> None:
     connection = duckdb.connect(":memory:", config=job["settings"])
+    if job["object_store"] is not None:
+        from megascope.collectors.storage.address import store_path  # noqa: PLC0415
+        from megascope.collectors.storage.object_files import register  # noqa: PLC0415
+
+        register(connection, store_path(job["object_store"]))
     for statement in job["statements"]:
         connection.execute(statement)
     _limit(job)

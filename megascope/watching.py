@@ -76,7 +76,7 @@ class Watch:
 
     def __init__(self, root: Path, alarms: AlarmSettings) -> None:
         self._store = Store(root)
-        self.hook = AlarmHook(alarms, root / FOLDER)
+        self.hook = AlarmHook(alarms, self._store.root / FOLDER)
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._alarms: list[Alarm] = []
         self._problems: set[str] = set()

@@ -53,7 +53,7 @@ def test_the_wheel_holds_every_module_and_no_tests(wheel: zipfile.ZipFile) -> No
     assert all(name.startswith("megascope/") for name in shipped)
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".py", ".js", ".css", ".toml"}:
+            if path.suffix in {".py", ".js", ".css", ".toml", ".json", ".yaml"}:
                 assert f"megascope/{path.relative_to(ROOT).as_posix()}" in shipped
     assert {"megascope/__init__.py", "megascope/cli.py", "megascope/commands/demo.py", "megascope/py.typed"} <= shipped
     assert not [name for name in shipped if "test" in name.lower() or "benchmark" in name]

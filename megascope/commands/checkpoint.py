@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from ..profiler.errors import MegascopeError
+from ..profiler.errors import MegascopeError, UsageError
 from .common import Json, print_json, print_report, progress_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def export(
 
     Example: megascope checkpoint export my-checkpoints my-model --dtype bfloat16
     """
+    if not 1e-9 <= max_file_gb < float("inf"):
+        raise UsageError(f"--max-file-gb is {max_file_gb}: give a size above 0, such as 5.")
     _need_libraries()
     from ..trainer.checkpoints.exporting import export_checkpoint  # noqa: PLC0415
 

@@ -40,6 +40,10 @@ def collect(
             validator=Number(gt=0),
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        Parameter(help="[HOST:]PORT where Prometheus finds metrics; $MEGASCOPE_METRICS, else none. 127.0.0.1 alone."),
+    ] = None,
 ) -> int:
     """Run this host's agent: it turns black boxes into tables, and samples what is in flight.
 
@@ -50,6 +54,7 @@ def collect(
     Example: megascope collect --store /data/store
     """
     from ..collectors.agent import AgentSettings, run_agent  # noqa: PLC0415
+    from ..collectors.metrics.address import metrics_address  # noqa: PLC0415
 
     stall_s = stall if stall is not None else _stall_of_environment()
     settings = AgentSettings(
@@ -57,6 +62,7 @@ def collect(
         store=store,
         idle_exit_s=idle_exit,
         quota_bytes=None if quota_gib is None else int(quota_gib * 2**30),
+        metrics=metrics_address(metrics),
     )
     return run_agent(settings if stall_s is None else replace(settings, stall_s=stall_s))
 

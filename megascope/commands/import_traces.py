@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ..profiler.errors import UsageError
+from ..profiler.store_address import store_url
 from .common import Json, print_json, print_report, progress_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def import_traces(
 
     if format is not None and format not in list(Format):
         raise UsageError(f"There is no format {format!r}: choose one of {', '.join(Format)}.")
+    if (url := store_url(to)) is not None:
+        raise UsageError(f"An import is written to a folder, not to {url}: give one, and copy it there as it is.")
     chosen = None if format is None else Format(format)
     report: Report | None = None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..profiler.errors import UsageError
@@ -16,16 +15,17 @@ def find_other(text: str, store: Store) -> tuple[Store, Attempt]:
 
     Raises UsageError for what is neither.
     """
+    from ..collectors.storage.address import store_path  # noqa: PLC0415
     from ..collectors.store import Store as Opened  # noqa: PLC0415
 
     attempts = _of_run(text, store)
     if attempts is not None:
         return store, attempts
-    if Path(text).is_dir():
+    if store_path(text).is_dir():
         other = Opened(text)
         return other, other.attempt()
     path, colon, run = text.rpartition(":")
-    if colon and Path(path).is_dir():
+    if colon and store_path(path).is_dir():
         other = Opened(path)
         found = _of_run(run, other)
         return other, found if found is not None else other.attempt(run)

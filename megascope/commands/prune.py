@@ -57,8 +57,10 @@ def prune(
     Example: megascope prune /data/store --older-than 7d --max-size 500GB
     """
     from ..collectors.retention_plan import Retention  # noqa: PLC0415
+    from ..collectors.storage.address import store_path  # noqa: PLC0415
     from ..collectors.upkeep import upkeep  # noqa: PLC0415
 
+    store = store_path(store)
     if not store.is_dir():
         raise MegascopeError(f"There is no store at {store}: check the path.")
     retention = Retention(

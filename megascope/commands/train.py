@@ -19,6 +19,7 @@ from ..profiler.errors import MegascopeError
 from ..profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE, mint_run, next_attempt_in
 from ..profiler.opening import default_spool
 from ..profiler.session import OFF_VARIABLE
+from ..profiler.store_address import store_address, store_url
 
 if TYPE_CHECKING:
     from ..trainer.config import TrainConfig
@@ -93,8 +94,11 @@ def run_job(config: TrainConfig, nproc: int | None, environment: Mapping[str, st
     with contextlib.ExitStack() as stack:
         if config.record.enabled:
             record = config.record
-            record.store.mkdir(parents=True, exist_ok=True)  # a path that cannot be used is said before training
-            sys.stdout.write(f"run {record.run}, attempt {record.attempt}: store {record.store}\n")
+            if store_url(record.store) is None:
+                record.store.mkdir(parents=True, exist_ok=True)  # a path that cannot be used is said before training
+            sys.stdout.write(
+                f"run {record.run}, attempt {record.attempt}: store {store_url(record.store) or record.store}\n"
+            )
             sys.stdout.flush()
             stack.enter_context(agent_of(config))
         return launch(config, processes, environment=environment or {})
@@ -104,7 +108,7 @@ def run_job(config: TrainConfig, nproc: int | None, environment: Mapping[str, st
 def agent_of(config: TrainConfig) -> Iterator[None]:
     """An agent beside a job of this host, looked after by a thread; at the end it writes what is left."""
     assert config.record.spool is not None
-    agent = HostAgent(config.record.spool, config.record.store.absolute())
+    agent = HostAgent(config.record.spool, store_address(config.record.store))
     ended = threading.Event()
 
     def look_after() -> None:
@@ -131,7 +135,7 @@ def _as_rank(config: TrainConfig, name: str) -> int:
     if not record.enabled or os.environ.get("LOCAL_RANK", os.environ["RANK"]) != "0":
         return train_rank(config, name=name)
     spool = record.spool or default_spool(record.store)
-    agent = HostAgent(spool, record.store.absolute())
+    agent = HostAgent(spool, store_address(record.store))
     agent.start()
     try:
         return train_rank(config, name=name)

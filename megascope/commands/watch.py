@@ -42,6 +42,7 @@ def watch(
     Example: megascope watch /data/store --alarm-command 'mail -s megascope oncall@example.com'
     """
     from ..collectors.alarms import AlarmSettings, Silence, checked_webhook  # noqa: PLC0415
+    from ..collectors.storage.address import store_path  # noqa: PLC0415
     from ..watching import Watch  # noqa: PLC0415
 
     given = AlarmSettings.from_environment()
@@ -51,6 +52,7 @@ def watch(
         (*given.silences, *map(Silence.parse, silence or ())),
         given.window_s,
     )
+    store = store_path(store)
     watching = Watch(store, settings)
     try:
         while True:

@@ -40,6 +40,10 @@ def _rows(root: Path, table: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: json.dumps(row, sort_keys=True))
 
 
+_LATER = {"hardware_events", "machines"}
+"""Tables that stores of version 1 did not have."""
+
+
 def _check(root: Path) -> None:
     """The golden store's own rows, whatever was done to the store."""
     with Store(root) as store:
@@ -54,7 +58,7 @@ def _check(root: Path) -> None:
             found = store.read(name, attempt)
             wanted = {column.name for column in table.columns} - {WRITTEN_COLUMN, WRITER_COLUMN}
             assert wanted <= set(found.column_names)
-            assert found.num_rows > 0, name
+            assert found.num_rows > 0 or name in _LATER, name
         assert store.query("SELECT count(*) AS n FROM events_aligned", attempt=attempt)["n"][0].as_py() == len(spans)
     assert len(spans) == 80
     assert {(s["rank"], s["segment_name"], s["host"], s["pp"]) for s in spans if s["step"] == 9} == {

@@ -310,9 +310,12 @@ def test_other_verbs_say_what_was_pruned(filled: Path, capsys: pytest.CaptureFix
 # -- what lies beside the tables ----------------------------------------------------------------------------------
 
 
+BESIDE = ("_alarms", "_diagnoses", "_dumps", "_phases", "_supervisor")
+
+
 def _beside(root: Path, run: str = "r", attempt: int = 0, age_s: float = 2 * 86400, size: int = 1000) -> None:
-    """Dumps, told alarms, claims and phases of an attempt, all of the same age."""
-    for name in ("_dumps", "_alarms", "_diagnoses", "_phases"):
+    """Dumps, told alarms, claims, phases and logs of an attempt, all of the same age."""
+    for name in BESIDE:
         folder = root / name / f"run={run}" / f"attempt={attempt}"
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(bytes(size))
@@ -328,12 +331,12 @@ def test_dumps_alarms_and_claims_go_with_the_raw_data_of_their_attempt(filled: P
     _beside(filled, age_s=100)
     report = prune(filled, Retention(raw_age_s=86400), quiet_s=0)
     assert [(each.run, each.table, each.files, each.size_bytes) for each in report.pruned] == [
-        ("old run", name, 1, 1000) for name in ("_alarms", "_diagnoses", "_dumps", "_phases")
+        ("old run", name, 1, 1000) for name in BESIDE
     ]
-    assert _left(filled) == [f"{name}/run=r/attempt=0" for name in ("_alarms", "_diagnoses", "_dumps", "_phases")]
+    assert _left(filled) == [f"{name}/run=r/attempt=0" for name in BESIDE]
     assert not list(filled.glob("_*/run=old*"))
     assert prune(filled, Retention(rollup_age_s=0), quiet_s=0).pruned == []
-    assert len(_left(filled)) == 4
+    assert len(_left(filled)) == len(BESIDE)
 
 
 def test_what_keeps_an_alarm_from_being_told_again_stays_for_its_window(filled: Path) -> None:
@@ -346,20 +349,20 @@ def test_what_keeps_an_alarm_from_being_told_again_stays_for_its_window(filled: 
 def test_what_was_written_just_now_stays(filled: Path) -> None:
     _beside(filled, age_s=10)
     report = prune(filled, Retention(raw_age_s=0.0), quiet_s=60)
-    assert len(_left(filled)) == 4
-    assert report.being_written >= 4
+    assert len(_left(filled)) == len(BESIDE)
+    assert report.being_written >= len(BESIDE)
 
 
 def test_a_size_counts_dumps_and_takes_them_behind_the_raw_tables(filled: Path) -> None:
     size = sum(path.stat().st_size for path in filled.rglob("*.parquet"))
     raw = sum(path.stat().st_size for path in (filled / "events").rglob("*.parquet"))
     _beside(filled, size=10_000)
-    assert prune(filled, Retention(size_bytes=size + 40_000), quiet_s=0).pruned == []
-    report = prune(filled, Retention(size_bytes=size + 40_000 - raw), quiet_s=0)
+    assert prune(filled, Retention(size_bytes=size + 50_000), quiet_s=0).pruned == []
+    report = prune(filled, Retention(size_bytes=size + 50_000 - raw), quiet_s=0)
     assert {each.table for each in report.pruned} == {"events"}
-    assert len(_left(filled)) == 4
+    assert len(_left(filled)) == len(BESIDE)
     report = prune(filled, Retention(size_bytes=size - raw), quiet_s=0)
-    assert {each.table for each in report.pruned} == {"_dumps", "_alarms", "_diagnoses", "_phases"}
+    assert {each.table for each in report.pruned} == set(BESIDE)
     assert report.size_bytes == size - raw
 
 
@@ -367,8 +370,8 @@ def test_a_dry_run_lists_them(filled: Path, capsys: pytest.CaptureFixture[str]) 
     _beside(filled)
     assert main(["prune", str(filled), "--older-than", "1d", "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {each["table"] for each in found["pruned"]} == {"_dumps", "_alarms", "_diagnoses", "_phases"}
-    assert len(_left(filled)) == 4
+    assert {each["table"] for each in found["pruned"]} == set(BESIDE)
+    assert len(_left(filled)) == len(BESIDE)
 
 
 def test_a_link_in_their_place_is_not_followed(filled: Path, tmp_path: Path) -> None:
@@ -380,3 +383,13 @@ def test_a_link_in_their_place_is_not_followed(filled: Path, tmp_path: Path) -> 
     (filled / "_dumps" / "run=r" / "attempt=0").symlink_to(outside)
     assert prune(filled, Retention(raw_age_s=60.0), quiet_s=0).pruned == []
     assert (outside / "file").exists()
+
+
+def test_what_a_supervisor_knows_of_its_run_outlives_the_logs(filled: Path) -> None:
+    """Without its history, hosts that it fenced would be used again."""
+    _beside(filled)
+    history = filled / "_supervisor" / "run=r" / "history.json"
+    history.write_text("{}")
+    prune(filled, Retention(raw_age_s=86400), quiet_s=0)
+    assert _left(filled) == []
+    assert history.exists()

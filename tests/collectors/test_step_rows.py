@@ -29,6 +29,15 @@ def test_a_row_waits_for_the_next_step() -> None:
     assert steps.take(1, ended=False) == []
 
 
+def test_the_time_worked_is_kept_where_it_is_known() -> None:
+    steps = StepRows(BASE_NS)
+    steps.add_step({"step": 0, "start_ns": 5, "duration_ns": 7, "worked_ns": 3})
+    steps.add_step({"step": 1, "start_ns": 12, "duration_ns": 7, "worked_ns": "long"})
+    known, unknown = steps.take(1, ended=True)
+    assert known["worked_ns"] == 3
+    assert "worked_ns" not in unknown, "not known is not none"
+
+
 def test_the_last_step_comes_with_the_end() -> None:
     steps = StepRows(BASE_NS)
     steps.add_step({"step": 4, "start_ns": 5, "duration_ns": 7})

@@ -22,6 +22,7 @@ from megascope.viz3d.placement import place_ranks
 from megascope.viz3d.snapshot import take_snapshot
 from megascope.viz3d.states import Flight, RankState, Snapshot
 from megascope.viz3d.verdict import CulpritKind, GroupName, HangCulprit, HangVerdict, State
+from support.hang_scenes import edges
 from support.page_checks import Visit, drawn_spans, visit, wait_judged, wait_painted
 from support.synthetic_store import SyntheticJob, write_synthetic_store
 
@@ -111,10 +112,10 @@ def test_what_is_drawn_is_what_the_store_says(stuck_visit: Visit, stuck_store: P
         [rank, str(doing_of(judged.snapshot.states[rank])), rank in judged.graph.waits, rank == 5] for rank in range(8)
     ]
     assert page.evaluate(_DRAWN) == expected
-    edges = judged.graph.edges()
+    waits_for = edges(judged.graph)
     for rank, waits, waiters in page.evaluate(_FLOW):
-        assert waits == sorted(edges.get(rank, ())), rank
-        assert waiters == sorted(waiter for waiter, others in edges.items() if rank in others), rank
+        assert waits == sorted(waits_for.get(rank, ())), rank
+        assert waiters == sorted(waiter for waiter, others in waits_for.items() if rank in others), rank
     toward = page.evaluate("() => Object.fromEntries(window.megascope.widget('scene').model.toward)")
     assert toward == {str(rank): step for rank, step in ways_to(judged.graph, {5}).items()}
     assert "Rank 5" in page.locator(".banner").first.inner_text()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from megascope.collectors.store import Store
+from megascope.collectors.timeline import export_chrome
 from megascope.dashboards.app import create_app
 from megascope.dashboards.pages import timeline
 from megascope.dashboards.perfetto import ROUTE, perfetto_folder
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
+from support.span_store import Span, write_spans
 
 
 def test_the_viewer_is_served_shut_off_from_other_hosts(slow_store: Path) -> None:
@@ -50,3 +53,15 @@ def test_without_the_viewer_the_page_says_how_to_get_it(
         app = create_app(store)
         assert app.server.test_client().get(ROUTE).status_code == 404
         app.server.extensions["megascope"].close()
+
+
+def test_viewers_that_sort_by_number_or_by_name_show_ranks_in_their_order(tmp_path: Path) -> None:
+    spans = [Span(rank, 0, "forward", 0, 1) for rank in range(12)]
+    with write_spans(tmp_path / "s", spans, layout={"dp": 12}) as store:
+        export_chrome(store, store.attempt(), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    places = {event["pid"]: event["args"]["sort_index"] for event in events if event["name"] == "process_sort_index"}
+    assert sorted(names, key=lambda rank: names[rank]) == list(range(12))
+    assert sorted(places, key=lambda rank: places[rank]) == list(range(12))
+    assert names[3].startswith("rank 03 ")
