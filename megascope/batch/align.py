@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from ..collectors.store import Attempt
 from .engines import Engine, Question
 from .folders import new_folder
 from .scope import Scope
+
+ROWS_AT_ONCE = 20_000_000
+"""Ends in memory: some 50 bytes each."""
 
 _ENDS = """
     WITH found AS (
@@ -42,41 +47,84 @@ _ENDS = """
 """
 
 
-def find_alignment(scope: Scope, engine: Engine, folder: Path | None) -> dict[str, Any]:
-    """Offsets of every host in every window of time, all windows from raw spans in one pass, beside the store's own.
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A window of time of an attempt, and the steps of it that are looked at."""
 
-    ``folder`` gets them as rows of ``clock_offsets``. Attempts of one host need none, and are left out.
+    attempt: Attempt
+    window: Window
+    groups: SharedGroups
+    steps: list[int]
+
+    @property
+    def rows(self) -> int:
+        """Ends at most."""
+        return int(self.groups.members.num_rows) * len(self.steps) * OPERATIONS_PER_STEP
+
+
+def find_alignment(scope: Scope, engine: Engine, folder: Path | None) -> dict[str, Any]:
+    """Offsets of every host in every window of time, from raw spans, beside the store's own.
+
+    As many windows are asked for at once as have some `ROWS_AT_ONCE` ends. ``folder`` gets the offsets as rows of
+    ``clock_offsets``. Attempts of one host need none, and are left out.
     """
-    samples: list[tuple[Attempt, Window, SharedGroups]] = []
-    members, kinds, sampled = [], [], []
-    for one in scope.attempts:
-        groups = find_shared_groups(scope.store, one)
-        if len(groups.hosts) < 2:
-            continue
-        members.append(_with(one, groups.members.rename_columns({"group": "of_group"})))
-        kinds.append(_with(one, _kinds(scope, one)))
-        times = read_step_times(scope.store, one)
-        for window in windows_of(int(times.start_ns.min()), int(times.end_ns.max())) if len(times.step) else ():
-            steps = times.chosen(*window)
-            if steps:
-                number = pa.array([len(samples)] * len(steps), pa.int64())
-                sampled.append(_with(one, pa.table({"sample": number, "step": pa.array(steps, pa.int64())})))
-                samples.append((one, window, groups))
-    if not samples:
-        return {"windows": 0, "hosts": [], "saved_rows": None, "saved_to": None}
-    small = {name: pa.concat_tables(rows) for name, rows in
-             (("members", members), ("kinds", kinds), ("sampled", sampled))}  # fmt: skip
-    ends = engine.ask(Question(_ENDS.format(where=scope.where(), most=OPERATIONS_PER_STEP), small))
-    rows = [row for at, sample in enumerate(samples) for row in _aligned(ends, at, *sample)]
-    if folder is not None:
+    rows: list[dict[str, Any]] = []
+    windows = 0
+    for samples in _batches(_samples(scope)):
+        windows += len(samples)
+        ends = engine.ask(_question(scope, samples)).sort_by("sample")
+        bounds = np.searchsorted(ends["sample"].to_numpy(), np.arange(len(samples) + 1)).tolist()
+        for sample, first, last in zip(samples, bounds, bounds[1:], strict=False):
+            rows += _aligned(ends.slice(first, last - first), sample)
+    if folder is not None and rows:
         with new_folder(folder) as growing:
             pq.write_table(pa.Table.from_pylist(rows), growing / "clock_offsets.parquet", compression="zstd")
+    saved = folder is not None and bool(rows)
     return {
-        "windows": len(samples),
+        "windows": windows,
         "hosts": _beside_stored(scope, rows),
-        "saved_rows": None if folder is None else len(rows),
-        "saved_to": None if folder is None else str(folder),
+        "saved_rows": len(rows) if saved else None,
+        "saved_to": str(folder) if saved else None,
     }
+
+
+def _samples(scope: Scope) -> Iterator[_Sample]:
+    for one in scope.attempts:
+        groups = find_shared_groups(scope.store, one)
+        times = read_step_times(scope.store, one) if len(groups.hosts) > 1 else None
+        if times is None or not len(times.step):
+            continue
+        for window in windows_of(int(times.start_ns.min()), int(times.end_ns.max())):
+            steps = times.chosen(*window)
+            if steps:
+                yield _Sample(one, window, groups, steps)
+
+
+def _batches(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
+    """One after the other, as many together as are small enough."""
+    held: list[_Sample] = []
+    for sample in samples:
+        if held and sum(one.rows for one in held) + sample.rows > ROWS_AT_ONCE:
+            yield held
+            held = []
+        held.append(sample)
+    if held:
+        yield held
+
+
+def _question(scope: Scope, samples: list[_Sample]) -> Question:
+    attempts = {sample.attempt.attempt: sample for sample in samples}.values()
+    members = [_with(one.attempt, one.groups.members.rename_columns({"group": "of_group"})) for one in attempts]
+    kinds = [_with(one.attempt, _kinds(scope, one.attempt)) for one in attempts]
+    sampled = [
+        _with(one.attempt, pa.table({"sample": pa.array([at] * len(one.steps), pa.int64()), "step": one.steps}))
+        for at, one in enumerate(samples)
+    ]
+    small = {"members": members, "kinds": kinds, "sampled": sampled}
+    # Files without any of the steps are passed over by their own statistics.
+    between = f"events.step BETWEEN {min(one.steps[0] for one in samples)} AND {max(one.steps[-1] for one in samples)}"
+    sql = _ENDS.format(where=f"{scope.where()} AND {between}", most=OPERATIONS_PER_STEP)
+    return Question(sql, {name: pa.concat_tables(tables) for name, tables in small.items()})
 
 
 def _with(attempt: Attempt, rows: pa.Table) -> pa.Table:
@@ -92,14 +140,11 @@ def _kinds(scope: Scope, attempt: Attempt) -> pa.Table:
     )
 
 
-def _aligned(
-    ends: pa.Table, sample: int, attempt: Attempt, window: Window, groups: SharedGroups
-) -> list[dict[str, Any]]:
-    chosen = ends["sample"].to_numpy() == sample
-    columns = [ends[name].to_numpy()[chosen].astype(np.int64) for name in _COLUMNS]
-    found = align_hosts(Ends(*columns), len(groups.hosts))
-    rows = [] if found is None else offset_rows(found.within(*window), groups.hosts, {})
-    return [{"run": attempt.run, "attempt": attempt.attempt, **row} for row in rows]
+def _aligned(ends: pa.Table, sample: _Sample) -> list[dict[str, Any]]:
+    columns = [ends[name].to_numpy().astype(np.int64) for name in _COLUMNS]
+    found = align_hosts(Ends(*columns), len(sample.groups.hosts))
+    rows = [] if found is None else offset_rows(found.within(*sample.window), sample.groups.hosts, {})
+    return [{"run": sample.attempt.run, "attempt": sample.attempt.attempt, **row} for row in rows]
 
 
 _COLUMNS = ("operation", "host", "end_ns", "side", "duration_ns")

@@ -10,6 +10,7 @@ import numpy as np
 from ..profiler.errors import MegascopeError, UsageError
 from .engines import Engine
 from .medians import Side, medians_of
+from .places import load_places
 from .scope import Scope
 from .worst import Compared, compare
 
@@ -21,6 +22,8 @@ def sides_of(scope: Scope, before: tuple[int, int] | None, after: tuple[int, int
     if (before is None) != (after is None):
         raise UsageError("--before and --after belong together: give both, or neither for the two halves.")
     if before is not None and after is not None:
+        if before[0] <= after[1] and after[0] <= before[1]:
+            raise UsageError("--before and --after have steps in common: give two stretches apart.")
         return Side(*before), Side(*after)
     first = min(ranges[0][0] for ranges in scope.kept)
     last = max(ranges[-1][1] for ranges in scope.kept)
@@ -46,7 +49,8 @@ def find_changed(scope: Scope, engine: Engine, sides: tuple[Side, Side], limit: 
     A rank and segment that one of the stretches lacks is compared with nothing, and counted. Attempts are put together
     where a rank is on the same host in them.
     """
-    compared = compare(scope, engine.ask(medians_of(scope, sides)))
+    places = load_places(scope, together=True)
+    compared = compare(engine.ask(medians_of(scope, places, sides)), places)
     pairs = _pairs(compared)
     ratios: dict[Work, list[float]] = {}
     for (_, _, work), (earlier, later) in pairs.items():
@@ -61,7 +65,7 @@ def find_changed(scope: Scope, engine: Engine, sides: tuple[Side, Side], limit: 
         for work in sorted(usual, key=lambda work: -abs(lost[work]))
     ]
     ranks.sort(key=lambda row: -abs(row["beyond_others_s"]))
-    alone = len(compared.rows) - 2 * len(pairs)
+    alone = len(compared.rows) - 2 * len(pairs)  # a place has one row on each side
     return {"segments": segments, "ranks": ranks[:limit], "in_one_stretch_only": alone}
 
 
@@ -86,12 +90,10 @@ def _row(
 
 
 def _pairs(compared: Compared) -> dict[tuple[int, str | None, Work], tuple[int, int]]:
-    """(rank, host, work) to the rows before and after: of several attempts, those with the most spans."""
+    """(rank, host, work) to the rows before and after."""
     found: dict[tuple[int, str | None, Work], dict[int, int]] = {}
     for at, row in enumerate(compared.rows):
         one = compared.named(at)
         key = (one["rank"], one["host"], Work(one["segment"], one["stage"], one["chunk"]))
-        known = found.setdefault(key, {})
-        if row["side"] not in known or row["spans"] > compared.rows[known[row["side"]]]["spans"]:
-            known[row["side"]] = at
+        found.setdefault(key, {})[row["side"]] = at
     return {key: (rows[BEFORE], rows[AFTER]) for key, rows in found.items() if len(rows) == 2}

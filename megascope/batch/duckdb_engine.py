@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,14 +45,14 @@ class DuckDBEngine:
             sync_folder(growing)
         return rows
 
-    def each_piece(self, question: Question, key: str, work: Piece, answer: pa.Schema) -> pa.Table:
+    def each_piece(self, question: Question, pieces: Mapping[int, str], work: Piece, answer: pa.Schema) -> pa.Table:
         """One piece after the other, so that only one is in memory."""
-        distinct = f"SELECT DISTINCT {key} FROM ({question.sql}) AS pieces ORDER BY {key}"
-        keys = self.ask(Question(distinct, question.small))
         found = [answer.empty_table()]
-        for one in keys[key].to_pylist():
-            piece = self.ask(Question(f"SELECT * FROM ({question.sql}) AS pieces WHERE {key} = {one}", question.small))
-            found.append(work(piece).cast(answer))
+        for number, condition in pieces.items():
+            narrowed = f"SELECT * FROM ({question.sql}) AS pieces WHERE piece = {number} AND {condition}"
+            piece = self.ask(Question(narrowed, question.small))
+            if piece.num_rows:
+                found.append(work(piece).cast(answer))
         return pa.concat_tables(found)
 
     def close(self) -> None:

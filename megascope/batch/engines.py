@@ -45,9 +45,12 @@ class Engine(Protocol):
     def save(self, question: Question, folder: Path) -> int:
         """Write the answer as Parquet files into a new folder, which appears when it is whole; the number of rows."""
 
-    def each_piece(self, question: Question, key: str, work: Piece, answer: pa.Schema) -> pa.Table:
-        """Hand the question's rows to ``work``, all with one value of the integer column ``key`` together, wherever the
-        engine computes; the answers [schema ``answer``] together."""
+    def each_piece(self, question: Question, pieces: Mapping[int, str], work: Piece, answer: pa.Schema) -> pa.Table:
+        """Hand the question's rows to ``work``, all with one number in the column ``piece`` together, wherever the
+        engine computes; the answers [schema ``answer``] together.
+
+        ``pieces`` are the numbers, each with SQL that all of its rows meet, by which files can be passed over.
+        """
 
     def close(self) -> None:
         """End what was started."""

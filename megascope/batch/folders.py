@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
     Raises UsageError where there is something at that name already.
     """
+    folder = folder.absolute()
     refuse_existing(folder)
-    growing = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(growing, ignore_errors=True)
-    growing.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    growing = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}.tmp")
+    growing.mkdir()
     try:
         yield growing
         growing.rename(folder)

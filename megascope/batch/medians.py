@@ -11,6 +11,7 @@ from ..collectors.histogram import BINS_PER_E
 from ..heatmap.peers import FloatArray
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
 from .engines import Question
+from .places import Places
 from .scope import Scope
 
 LEFT_OUT = {*WAITING_KINDS, SegmentKind.INIT, SegmentKind.COMPILE}
@@ -18,26 +19,25 @@ LEFT_OUT = {*WAITING_KINDS, SegmentKind.INIT, SegmentKind.COMPILE}
 
 _MEDIANS = """
     WITH binned AS (
-        SELECT events.attempt, events.rank, events.segment, coalesce(events.chunk, 0) AS chunk, {side} AS side,
-            CAST(floor(ln(greatest(events.self_ns, 1)) * {bins}) AS BIGINT) AS bin, events.self_ns, events.step
+        SELECT placed.place, events.segment, coalesce(events.chunk, 0) AS chunk, {side} AS side,
+            CAST(floor(ln(greatest(events.self_ns, 1)) * {bins}) AS BIGINT) AS bin, events.step
         FROM events JOIN looked_at ON looked_at.segment = events.segment AND looked_at.attempt = events.attempt
+        JOIN placed ON placed.rank = events.rank AND placed.attempt = events.attempt
         WHERE {where} AND events.self_ns IS NOT NULL
     ), entries AS (
-        SELECT attempt, rank, segment, chunk, side, bin, count(*) AS n, sum(self_ns) AS took_ns,
-            min(step) AS first_step, max(step) AS last_step
-        FROM binned WHERE side IS NOT NULL GROUP BY attempt, rank, segment, chunk, side, bin
+        SELECT place, segment, chunk, side, bin, count(*) AS n, min(step) AS first_step, max(step) AS last_step
+        FROM binned WHERE side IS NOT NULL GROUP BY place, segment, chunk, side, bin
     ), reached AS (
-        SELECT attempt, rank, segment, chunk, side, bin, n,
-            sum(n) OVER (PARTITION BY attempt, rank, segment, chunk, side ORDER BY bin
+        SELECT place, segment, chunk, side, bin, n,
+            sum(n) OVER (PARTITION BY place, segment, chunk, side ORDER BY bin
                 ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS up_to,
-            sum(n) OVER (PARTITION BY attempt, rank, segment, chunk, side) AS spans,
-            sum(took_ns) OVER (PARTITION BY attempt, rank, segment, chunk, side) AS took_ns,
-            min(first_step) OVER (PARTITION BY attempt, rank, segment, chunk, side) AS first_step,
-            max(last_step) OVER (PARTITION BY attempt, rank, segment, chunk, side) AS last_step
+            sum(n) OVER (PARTITION BY place, segment, chunk, side) AS spans,
+            min(first_step) OVER (PARTITION BY place, segment, chunk, side) AS first_step,
+            max(last_step) OVER (PARTITION BY place, segment, chunk, side) AS last_step
         FROM entries
     )
-    SELECT attempt, rank, segment, CAST(chunk AS BIGINT) AS chunk, CAST(side AS BIGINT) AS side,
-        CAST(spans AS BIGINT) AS spans, CAST(took_ns AS BIGINT) AS took_ns, first_step, last_step, bin,
+    SELECT place, segment, CAST(chunk AS BIGINT) AS chunk, CAST(side AS BIGINT) AS side,
+        CAST(spans AS BIGINT) AS spans, first_step, last_step, bin,
         CAST(up_to - n AS BIGINT) AS below, CAST(n AS BIGINT) AS inside
     FROM reached WHERE up_to * 2 >= spans AND (up_to - n) * 2 < spans
 """
@@ -51,11 +51,12 @@ class Side:
     last: int
 
 
-def medians_of(scope: Scope, sides: tuple[Side, ...] = ()) -> Question:
-    """A row for each attempt, rank, segment, chunk and side (0, 1, ...): spans, took_ns and where the median lies."""
+def medians_of(scope: Scope, places: Places, sides: tuple[Side, ...] = ()) -> Question:
+    """A row for each place, segment, chunk and side (0, 1, ...): how many spans, and where their median lies."""
     branches = [f"WHEN events.step BETWEEN {one.first} AND {one.last} THEN {at}" for at, one in enumerate(sides)]
     side = f"CASE {' '.join(branches)} END" if branches else "0"
-    return Question(_MEDIANS.format(side=side, bins=BINS_PER_E, where=scope.where()), {"looked_at": _segments(scope)})
+    sql = _MEDIANS.format(side=side, bins=BINS_PER_E, where=scope.where())
+    return Question(sql, {"looked_at": _segments(scope), "placed": places.table})
 
 
 def median_ns(rows: pa.Table) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Where the ranks of a run stood and what its segments are called, attempt by attempt."""
+"""Where the ranks of a run stood and what its segments are called; ranks that stayed in their place over attempts."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from .scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A rank in its place; ``attempt`` is None where several attempts are put together."""
+
+    attempt: int | None
+    rank: int
+    host: str | None
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
-    """By (attempt, rank): host and stage; by (attempt, segment): the name."""
+    """Places by their number, names of segments, and which number a rank of an attempt has: attempt, rank, place."""
 
-    hosts: Mapping[tuple[int, int], str]
-    stages: Mapping[tuple[int, int], int]
-    names: Mapping[tuple[int, int], str]
+    known: tuple[Place, ...]
+    names: Mapping[int, str]
+    table: pa.Table
 
-    def host(self, attempt: int, rank: int) -> str | None:
-        """Name of the machine; None where it was not recorded."""
-        return self.hosts.get((attempt, rank))
-
-    def stage(self, attempt: int, rank: int) -> int:
-        """Index on the pp axis; 0 without such an axis."""
-        return self.stages.get((attempt, rank), 0)
-
-    def segment(self, attempt: int, segment: int) -> str:
-        """The segment's name."""
-        return self.names.get((attempt, segment), str(segment))
-
-    def stage_of(self, rows: pa.Table) -> IntArray:
-        """The stage of each row's rank, [R]."""
-        keys = zip(rows["attempt"].to_pylist(), rows["rank"].to_pylist(), strict=True)
-        return np.array([self.stage(*key) for key in keys], np.int64)
+    def stages(self, places: IntArray) -> IntArray:
+        """The stage of each place number, [R]."""
+        return np.array([one.stage for one in self.known], np.int64)[places]
 
 
-def load_places(scope: Scope) -> Places:
-    """The places of all ranks of a scope."""
-    hosts: dict[tuple[int, int], str] = {}
-    stages: dict[tuple[int, int], int] = {}
-    names: dict[tuple[int, int], str] = {}
+def load_places(scope: Scope, *, together: bool) -> Places:
+    """The places of all ranks of a scope; ``together``: a rank on the same host in several attempts has one place."""
+    numbers: dict[Place, int] = {}
+    names: dict[int, str] = {}
+    rows = []
     for one in scope.attempts:
         for row in scope.store.query("SELECT * FROM ranks", attempt=one).to_pylist():
-            hosts[one.attempt, row["rank"]] = row["host"]
-            stages[one.attempt, row["rank"]] = row.get("pp") or 0
+            place = Place(None if together else one.attempt, row["rank"], row["host"], row.get("pp") or 0)
+            rows.append((one.attempt, row["rank"], numbers.setdefault(place, len(numbers))))
         for row in scope.store.query("SELECT segment, name FROM segments", attempt=one).to_pylist():
-            names[one.attempt, row["segment"]] = row["name"]
-    return Places(hosts, stages, names)
+            names[row["segment"]] = row["name"]
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    kinds = (("attempt", pa.int32()), ("rank", pa.int32()), ("place", pa.int64()))
+    arrays = {name: pa.array(values, kind) for (name, kind), values in zip(kinds, columns, strict=True)}
+    return Places(tuple(numbers), names, pa.table(arrays))

@@ -15,7 +15,7 @@ def render(job: str, answer: dict[str, Any]) -> Group:
     """Sentences and tables of one job's answer (the object that ``--json`` prints)."""
     head = Text(
         f"{job} of run {answer['run']}, attempt{'s' if len(answer['attempts']) > 1 else ''} "
-        f"{', '.join(map(str, answer['attempts']))}: {answer['spans']:,} spans read by {answer['engine']} "
+        f"{', '.join(map(str, answer['attempts']))}: about {answer['spans_about']:,} spans read by {answer['engine']} "
         f"in {answer['seconds']:.1f} s"
     )
     return Group(head, *_BODIES[job](answer["result"]))
@@ -28,6 +28,8 @@ def _table(rows: list[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> T
         table.add_column(heading, justify="right")
     for row in rows[:MAX_ROWS]:
         table.add_row(*(_cell(row[key], how) for key, how in columns.values()))
+    if len(rows) > MAX_ROWS:
+        table.caption = f"{len(rows) - MAX_ROWS} more rows: see --json"
     return table
 
 

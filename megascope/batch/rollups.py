@@ -84,7 +84,12 @@ def find_rollups(scope: Scope, engine: Engine, folder: Path | None) -> dict[str,
     saved = engine.save(question, folder) if folder is not None else None
     sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in COMPARED)
     made = engine.ask(Question(_SUMS.format(sums=sums, rows=question.sql), question.small)).to_pylist()
-    stored = {_key(row | {"attempt": one.attempt}): row for one in scope.attempts for row in _stored(scope, one)}
+    made.sort(key=_key)
+    stored = {
+        _key(row | {"attempt": one.attempt}): row
+        for one, ranges in zip(scope.attempts, scope.kept, strict=True)
+        for row in _stored(scope, one, ranges)
+    }
     equal = differing = 0
     worst: list[dict[str, Any]] = []
     absent = [row for row in made if _key(row) not in stored]
@@ -116,11 +121,13 @@ def _key(row: dict[str, Any]) -> tuple[int, ...]:
     return tuple(int(row[name]) for name in _KEY)
 
 
-def _stored(scope: Scope, attempt: Attempt) -> list[dict[str, Any]]:
+def _stored(scope: Scope, attempt: Attempt, ranges: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
+    """The store's windows that have any of the steps looked at."""
     sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in COMPARED)
+    reached = " OR ".join(f"(first_step <= {last} AND first_step + window_steps > {first})" for first, last in ranges)
     rows: list[dict[str, Any]] = scope.store.query(
         f"SELECT segment, window_steps, first_step, count(DISTINCT rank) AS ranks, {sums} FROM rank_windows "
-        "GROUP BY segment, window_steps, first_step",
+        f"WHERE {reached} GROUP BY segment, window_steps, first_step",
         attempt=attempt,
     ).to_pylist()
     return rows

@@ -13,11 +13,15 @@ FAR = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Attempts of one run, oldest first, with the steps of each that count: inclusive ranges, ascending, disjoint."""
+    """Attempts of one run, oldest first, with the steps of each that count: inclusive ranges, ascending, disjoint.
+
+    ``recorded`` are the first and the last step of each attempt's spans.
+    """
 
     store: Store
     attempts: tuple[Attempt, ...]
     kept: tuple[tuple[tuple[int, int], ...], ...]
+    recorded: tuple[tuple[int, int], ...]
 
     @property
     def run(self) -> str:
@@ -25,13 +29,13 @@ class Scope:
         return self.attempts[0].run
 
     @property
-    def rows(self) -> int:
-        """Spans in the files that are read: an upper bound of those that count."""
-        return sum(entry.rows for one in self.attempts for entry in self.store.entries("events", one))
-
-    def steps_of(self, attempt: Attempt) -> tuple[tuple[int, int], ...]:
-        """The steps of an attempt that count."""
-        return self.kept[self.attempts.index(attempt)]
+    def about_spans(self) -> int:
+        """How many spans count, about: the rows of the files, by the share of the recorded steps that count."""
+        total = 0.0
+        for one, ranges, (first, last) in zip(self.attempts, self.kept, self.recorded, strict=True):
+            share = sum(to - since + 1 for since, to in ranges) / (last - first + 1)
+            total += share * sum(entry.rows for entry in self.store.entries("events", one))
+        return round(total)
 
     def where(self, events: str = "events") -> str:
         """SQL of a boolean: whether a row of ``events`` is a timed span of a step that counts."""
@@ -59,13 +63,18 @@ def find_scope(store: Store, run: str | None, attempt: int | None, steps: tuple[
         for newer in recorded[at + 1 :]:
             ranges = ranges if newer is None else [part for each in ranges for part in _without(each, newer)]
         kept.append(tuple(part for part in ranges if part[0] <= part[1]))
-    found = [(one, ranges) for one, ranges in zip(chosen, kept, strict=True) if ranges]
+    found = [
+        (one, ranges, steps_of)
+        for one, ranges, steps_of in zip(chosen, kept, recorded, strict=True)
+        if ranges and steps_of is not None
+    ]
     if not found:
         raise MegascopeError(
             f"Run {newest.run} has no single spans{'' if steps is None else ' in those steps'}: they were pruned or "
             "never recorded; `megascope stragglers` and the pages read the rollups, which are kept longer."
         )
-    return Scope(store, tuple(one for one, _ in found), tuple(ranges for _, ranges in found))
+    attempts, ranges_of, recorded_of = zip(*found, strict=True)
+    return Scope(store, attempts, ranges_of, recorded_of)
 
 
 def _recorded(store: Store, attempt: Attempt) -> tuple[int, int] | None:

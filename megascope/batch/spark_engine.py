@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class SparkEngine:
             self._frame(question).write.mode("overwrite").option("compression", "zstd").parquet(growing.as_uri())
             return int(self._session.read.parquet(growing.as_uri()).count())
 
-    def each_piece(self, question: Question, key: str, work: Piece, answer: pa.Schema) -> pa.Table:
+    def each_piece(self, question: Question, pieces: Mapping[int, str], work: Piece, answer: pa.Schema) -> pa.Table:
         """The pieces are worked on wherever there is a worker."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
@@ -56,8 +56,8 @@ class SparkEngine:
             return work(piece)
 
         with _one_sentence():
-            pieces = self._frame(question).groupBy(key)
-            return pieces.applyInArrow(on_a_worker, from_arrow_schema(answer)).toArrow().cast(answer)
+            grouped = self._frame(question).groupBy("piece")
+            return grouped.applyInArrow(on_a_worker, from_arrow_schema(answer)).toArrow().cast(answer)
 
     def close(self) -> None:
         """End the session; a cluster goes on."""

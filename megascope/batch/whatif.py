@@ -20,6 +20,9 @@ from .scope import Scope
 PIECE_SPANS = 1_000_000
 """Spans of one stretch, about: what one worker replays at once."""
 
+FAR = 10**9
+"""Stretches that an attempt never has."""
+
 SMALL = ("segments", "ranks", "groups", "schedule")
 
 ANSWER = pa.schema(
@@ -97,19 +100,23 @@ def find_whatif_over(scope: Scope, engine: Engine, stretch: int | None) -> dict[
     By default a stretch has about `PIECE_SPANS` spans.
     """
     steps = sum(last - first + 1 for ranges in scope.kept for first, last in ranges)
-    length = stretch or max(1, PIECE_SPANS * steps // max(1, scope.rows))
-    first_number = {one.attempt: at * 10**9 for at, one in enumerate(scope.attempts)}
-    offset = " ".join(f"WHEN events.attempt = {attempt} THEN {number}" for attempt, number in first_number.items())
+    length = stretch or max(1, PIECE_SPANS * steps // max(1, scope.about_spans))
+    offset = " ".join(f"WHEN events.attempt = {one.attempt} THEN {at * FAR}" for at, one in enumerate(scope.attempts))
     columns = ", ".join(f"events.{name}" for name in _COLUMNS)
     # A whole number divided by another is one in neither engine's own way: taking the rest away first is exact.
     number = f"CASE {offset} END + CAST((events.step - events.step % {length}) / {length} AS BIGINT)"
     question = Question(f"SELECT {columns}, {number} AS piece FROM events WHERE {scope.where()}")
+    pieces = {
+        at * FAR + place: f"attempt = {one.attempt} AND step BETWEEN {place * length} AND {(place + 1) * length - 1}"
+        for at, (one, ranges) in enumerate(zip(scope.attempts, scope.kept, strict=True))
+        for place in sorted({step // length for first, last in ranges for step in range(first, last + 1)})
+    }
     by_number = {one.attempt: one for one in scope.attempts}
     work = _Replay(by_number, {number: _small(scope, one) for number, one in by_number.items()})
-    answers = engine.each_piece(question, "piece", work, ANSWER).sort_by("piece").to_pylist()
+    answers = engine.each_piece(question, pieces, work, ANSWER).sort_by("piece").to_pylist()
     rows = []
     for answer in answers:
-        at, place = divmod(answer.pop("piece"), 10**9)
+        at, place = divmod(answer.pop("piece"), FAR)
         rows.append({"attempt": scope.attempts[at].attempt, "first_step": place * length, **answer})
     replayed = [row for row in rows if row["slowdown"] is not None]
     took, ideal = (sum(row[name] * row["steps"] for row in replayed) for name in ("step_s", "ideal_s"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,9 @@ class Compared:
     def named(self, at: int) -> dict[str, Any]:
         """Where a row's rank is and what it does."""
         row = self.rows[at]
-        attempt, rank = row["attempt"], row["rank"]
         return {
-            "attempt": attempt,
-            "rank": rank,
-            "host": self.places.host(attempt, rank),
-            "stage": self.places.stage(attempt, rank),
-            "segment": self.places.segment(attempt, row["segment"]),
+            **asdict(self.places.known[row["place"]]),
+            "segment": self.places.names.get(row["segment"], str(row["segment"])),
             "chunk": row["chunk"],
             "spans": row["spans"],
             "steps": [row["first_step"], row["last_step"]],
@@ -62,12 +58,14 @@ class Compared:
         }
 
 
-def compare(scope: Scope, rows: pa.Table) -> Compared:
-    """Hold every rank's median against its peers'."""
-    places = load_places(scope)
+def compare(rows: pa.Table, places: Places) -> Compared:
+    """Hold every rank's median against its peers'; the rows in an order that no engine chooses."""
+    rows = rows.sort_by([(name, "ascending") for name in ("place", "segment", "chunk", "side")])
     medians = median_ns(rows)
-    keys = [rows[name].to_numpy() for name in ("attempt", "side", "segment", "chunk")]
-    _, numbers = np.unique(np.stack([*keys, places.stage_of(rows)]), axis=1, return_inverse=True)
+    where = rows["place"].to_numpy()
+    attempts = np.array([-1 if one.attempt is None else one.attempt for one in places.known], np.int64)[where]
+    keys = [rows[name].to_numpy() for name in ("side", "segment", "chunk")]
+    _, numbers = np.unique(np.stack([attempts, *keys, places.stages(where)]), axis=1, return_inverse=True)
     roles = numbers.reshape(-1).astype(np.int64)
     peers = peer_counts(roles, np.ones(len(roles), bool))
     roles[peers < MIN_PEERS] = -1
@@ -79,7 +77,8 @@ def find_worst(scope: Scope, engine: Engine, limit: int) -> list[dict[str, Any]]
 
     Whether a rank is slow by more than chance, and whose lateness it is, `stragglers` tells.
     """
-    compared = compare(scope, engine.ask(medians_of(scope)))
+    places = load_places(scope, together=False)
+    compared = compare(engine.ask(medians_of(scope, places)), places)
     ratio, lost = compared.ratio, compared.lost_s
     order = np.argsort(-np.nan_to_num(lost, nan=-np.inf), kind="stable")
     return [

@@ -71,7 +71,7 @@ def batch(
     began = time.monotonic()
     chosen = open_engine(EngineName(engine.value), scope, master)
     try:
-        with _waiting(f"{job}: {scope.rows:,} spans, by {engine}"):
+        with _waiting(f"{job}: about {scope.about_spans:,} spans, by {engine}"):
             result = _ask(job, scope, chosen, before, after, stretch, limit, out)
     finally:
         chosen.close()
@@ -81,7 +81,7 @@ def batch(
         "engine": engine.value,
         "run": scope.run,
         "attempts": [one.attempt for one in scope.attempts],
-        "spans": scope.rows,
+        "spans_about": scope.about_spans,
         "seconds": time.monotonic() - began,
         "result": result,
     }

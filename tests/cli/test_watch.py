@@ -138,6 +138,7 @@ class Canned:
 
     def __init__(self, attempt: Attempt, row: dict[str, object]) -> None:
         self._attempt, self._row = attempt, row
+        self.root = Path()
 
     def refresh(self) -> None:
         return
@@ -173,6 +174,7 @@ def test_a_look_that_fails_anywhere_drops_nothing_and_repeats_nothing(
     for failing in itertools.count(1):
         folder = tmp_path / str(failing)
         folder.mkdir()
+        canned.root = folder
         store = Unsteady(canned, failing, ERRORS[failing % 3])
         monkeypatch.setattr(watching, "Store", lambda _, store=store: store)
         watch = watching.Watch(folder, AlarmSettings(f"echo told >> {folder / 'out'}"))
