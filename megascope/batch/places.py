@@ -41,7 +41,7 @@ def load_places(scope: Scope, *, together: bool) -> Places:
     names: dict[int, str] = {}
     rows = []
     for one in scope.attempts:
-        for row in scope.store.query("SELECT * FROM ranks", attempt=one).to_pylist():
+        for row in scope.store.query("SELECT * FROM ranks ORDER BY rank", attempt=one).to_pylist():
             place = Place(None if together else one.attempt, row["rank"], row["host"], row.get("pp") or 0)
             rows.append((one.attempt, row["rank"], numbers.setdefault(place, len(numbers))))
         for row in scope.store.query("SELECT segment, name FROM segments", attempt=one).to_pylist():
