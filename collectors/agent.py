@@ -156,6 +156,8 @@ class Agent:
             self.poll()
         self._drain_rest()
         if not self._stop.is_set() and not self.runs:
+            if self._metrics is not None:
+                self._metrics.close()  # there are no turns any more, and compaction may take minutes
             done = compact_if_alone(self.settings.store, should_stop=self._is_wanted)
             self._catalog_is_stale |= done is not None and done.files_before > 0
         if self._catalog_is_stale:

@@ -17,8 +17,8 @@ Line = list[float | None]
 
 _SQL = """
     SELECT {key} AS key, metric, least((moment_ns - ?) * ? // ?, ? - 1)::INT AS bin, {what} AS value FROM health
-    WHERE moment_ns BETWEEN ? AND ? AND value IS NOT NULL AND device IS NOT NULL AND list_contains(?, metric)
-        AND list_contains(?, host)
+    WHERE moment_ns BETWEEN ? AND ? AND value IS NOT NULL AND device IS NOT NULL AND metric IN ({metrics})
+        AND host IN ({hosts})
     GROUP BY ALL
 """
 
@@ -48,11 +48,15 @@ def _lines(
     span_ns = max(1, end_ns - first_ns)
     count = min(BINS, max(1, int(span_ns / 1e9 / LEAST_BIN_S)))
     bins = [first_ns, count, span_ns, count]
-    rows = store.query(
-        _SQL.format(key=key, what=what), [*bins, first_ns, end_ns, list(metrics), list(hosts)], attempt
-    ).to_pylist()
+    sql = _SQL.format(key=key, what=what, metrics=_places(metrics), hosts=_places(hosts))
+    rows = store.query(sql, [*bins, first_ns, end_ns, *metrics, *hosts], attempt).to_pylist()
     found: dict[tuple[str, str], Line] = {}
     for row in rows:
         line = found.setdefault((str(row["key"]), str(row["metric"])), [None] * count)
         line[max(0, int(row["bin"]))] = float(row["value"])
     return found
+
+
+def _places(values: Sequence[str]) -> str:
+    """Places of parameters in a list of SQL, which holds nothing without values."""
+    return ", ".join("?" * len(values)) or "NULL"

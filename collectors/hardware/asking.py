@@ -176,9 +176,12 @@ class Asker:
         return bool(found.get("end", False))
 
     def close(self) -> None:
-        """End the child; one that hangs in the kernel is not waited for."""
+        """End the child; one that hangs in the kernel is waited for no longer than a second."""
         self._drop()
         self._answer = None
+        for child in self._left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
 
     def _drop(self) -> None:
         child, self._child = self._child, None

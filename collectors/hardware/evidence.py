@@ -13,6 +13,7 @@ from ..verdicts import Evidence
 from ..views import literal
 from .kernel_lines import EventKind
 from .rules import LIMITS, SERIOUS_PORT_ERRORS
+from .thinning import AGAIN_S
 from .throttling import HARD, THERMAL, reasons
 
 MAX_HOSTS = 4
@@ -21,6 +22,9 @@ MAX_HOSTS = 4
 MAX_TOLD = 6
 BEFORE_NS = 600 * 10**9
 """Events so long before the time that is looked at may still be its cause."""
+
+STATED_NS = int(2 * AGAIN_S * 1e9)
+"""What a counter stood at is written within this time, also where it does not change."""
 
 TOLD = (
     EventKind.XID, EventKind.SXID, EventKind.MEMORY_ERROR, EventKind.OOM_KILL, EventKind.LINK_DOWN,
@@ -119,20 +123,33 @@ class _Asking:
         return found
 
     def _of_devices(self, select: str, metric: str, *, mine: bool) -> str:
-        """SQL over the samples of the accused's GPUs (where the ranks' are not known: their hosts'), or others'."""
-        if self._accused.devices:
-            whose = f"device {'' if mine else 'NOT '}IN ({_listed(self._accused.devices)})"
-        else:
-            whose = f"host {'' if mine else 'NOT '}IN ({_listed(self._accused.hosts)})"
+        """SQL over the samples of the accused's GPUs, or of the others'."""
         return (
             f"SELECT {select} FROM (SELECT host, device, avg(value) AS value, "
-            f"arg_min(value, moment_ns) AS first, arg_max(value, moment_ns) AS last, "
-            f"CASE WHEN last >= first THEN last - first ELSE last END AS grown, "
             f"avg(((TRY_CAST(value AS BIGINT) & {THERMAL | HARD}) != 0)::INT) AS held, "
-            f"bit_or(TRY_CAST(value AS BIGINT)) AS mask FROM health WHERE {self._key} AND metric = {literal(metric)} "
-            f"AND {whose} AND device IS NOT NULL AND value IS NOT NULL "
-            f"AND moment_ns BETWEEN {self._low} AND {self._high} GROUP BY host, device)"
+            f"bit_or(TRY_CAST(value AS BIGINT)) AS mask FROM {self._samples(metric, self._whose(mine), self._low)})"
         )
+
+    def _grown(self, select: str, metric: str, *, mine: bool) -> str:
+        """The same over what a counter has counted in the time, from what it stood at just before it."""
+        return (
+            f"SELECT {select} FROM (SELECT coalesce(arg_max(value, moment_ns) FILTER (moment_ns < {self._low}), "
+            f"arg_min(value, moment_ns)) AS first, "
+            f"arg_max(value, moment_ns) FILTER (moment_ns >= {self._low}) AS last, "
+            f"CASE WHEN last >= first THEN last - first ELSE last END AS grown "
+            f"FROM {self._samples(metric, self._whose(mine), self._low - STATED_NS)})"
+        )
+
+    def _samples(self, metric: str, whose: str, low_ns: int) -> str:
+        return (
+            f"health WHERE {self._key} AND metric = {literal(metric)} AND {whose} AND device IS NOT NULL "
+            f"AND value IS NOT NULL AND moment_ns BETWEEN {low_ns} AND {self._high} GROUP BY host, device"
+        )
+
+    def _whose(self, mine: bool) -> str:
+        """Which samples are those of the accused's GPUs (where the ranks' are not known: their hosts'), or others'."""
+        column, names = ("device", self._accused.devices) if self._accused.devices else ("host", self._accused.hosts)
+        return f"{column} {'' if mine else 'NOT '}IN ({_listed(names)})"
 
     def _compared(self, select: str, what: str, metric: str) -> tuple[float | None, float | None, str]:
         """The accused's number, the median of the others', and the SQL of the first."""
@@ -169,24 +186,25 @@ class _Asking:
     def memory_errors(self) -> list[Evidence]:
         """Memory errors that ECC could not correct and that came while it was looked at."""
         select = "sum(grown)"
-        sql = self._of_devices(select, "ecc_uncorrected_errors", mine=True)
+        sql = self._grown(select, "ecc_uncorrected_errors", mine=True)
         value = self._number(sql)
         if not value:
             return []
-        peers = self._number(self._of_devices("median(grown)", "ecc_uncorrected_errors", mine=False))
+        peers = self._number(self._grown("median(grown)", "ecc_uncorrected_errors", mine=False))
         told = f"{value:g} memory errors that ECC cannot correct came on {self._accused.gpus}"
         return [Evidence(f"{told}{_beside(peers, 'g')}", value, peers, "health", sql)]
 
     def links(self) -> list[Evidence]:
-        """Ports of RDMA adapters that were down."""
+        """Ports of RDMA adapters that were down; one that was never up in the attempt has no cable."""
         sql = (
-            f"SELECT count(DISTINCT (host, device)) FROM health WHERE {self._key} AND metric = 'rdma_link_up' "
-            f"AND {self._hosts} AND value = 0 AND moment_ns BETWEEN {self._low} AND {self._high}"
+            f"SELECT count(*) FROM (SELECT host, device FROM health WHERE {self._key} AND metric = 'rdma_link_up' "
+            f"AND {self._hosts} AND moment_ns <= {self._high} GROUP BY host, device "
+            f"HAVING max(value) = 1 AND min(value) FILTER (moment_ns >= {self._low}) = 0)"
         )
         value = self._number(sql)
         if not value:
             return []
-        ports_sql = sql.replace("count(DISTINCT (host, device))", "DISTINCT device")
+        ports_sql = sql.replace("count(*)", "DISTINCT device", 1)
         named = self._store.query(ports_sql, attempt=self._attempt)
         ports = ", ".join(sorted(str(one) for one in named.column(0).to_pylist())[:4])
         return [Evidence(f"the RDMA link {ports} of {self._where} was down", value, None, "health", sql)]

@@ -13,6 +13,7 @@ from .report import HealthReport, HostHealth, sentence
 
 MOST_HOSTS = 40
 MOST_REMARKS = 8
+MOST_LEFT_OUT = 30
 _STYLES: Mapping[Severity | None, str] = {
     Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim", None: "green",
 }  # fmt: skip
@@ -34,8 +35,11 @@ def render(report: HealthReport) -> RenderableType:
         parts += [Text(f"{host.host}: {one.text}", _STYLES[one.severity]) for one in host.remarks[:MOST_REMARKS]]
         if len(host.remarks) > MOST_REMARKS:
             parts.append(Text(f"{host.host}: {len(host.remarks) - MOST_REMARKS} more remarks", "dim"))
-    for text, hosts in report.not_sampled.items():
+    for text, hosts in list(report.not_sampled.items())[:MOST_LEFT_OUT]:
         parts.append(Text(f"{text} ({len(hosts)} host{'' if len(hosts) == 1 else 's'})", "dim"))
+    if len(report.not_sampled) > MOST_LEFT_OUT:
+        more = len(report.not_sampled) - MOST_LEFT_OUT
+        parts.append(Text(f"{more} more sentences on what is not sampled: --json has them.", "dim"))
     return Group(*parts)
 
 

@@ -54,6 +54,11 @@ class Rows:
                 rows.append({"device": device, **judged(_PORT[metric], value)})
         return [*rows, *self._trouble(device, counters)]
 
+    def of_silent_port(self, device: str) -> list[Row]:
+        """Rows of a port of which nothing is known now: its gauges are blank; what it counted counts from here on."""
+        self._deltas.forget(device)
+        return [{"device": device, **judged(metric, None)} for metric in PORT if not metric.is_delta]
+
     def _trouble(self, device: str, counters: Mapping[str, int]) -> Iterator[Row]:
         for name, metric in TROUBLE.items():
             change, is_statement = self._deltas.take(device, name, counters.get(name))

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ..clocks import load_clocks
 from ..store import Attempt, Store
 from .kernel_lines import EventKind, Severity
 from .rules import COMPARED, Remark, of_gpu, of_host, of_port, port_errors
-from .samples import Device, Samples, newest_ns, read_samples
+from .samples import Device, Samples, newest_by_host, read_samples
+from .silence import Now
 from .throttling import reasons
 
 WINDOW_S = 600.0
@@ -52,7 +54,7 @@ class PortHealth:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event of hardware, the newest of its kind and device, and how often it came."""
+    """An event of hardware, the newest of its kind, severity, device and number, and how often it came."""
 
     moment_ns: int
     kind: str
@@ -102,19 +104,23 @@ class HealthReport:
 
 def health_report(store: Store, attempt: Attempt, *, moment_ns: int | None = None) -> HealthReport:
     """The machines as they are now, or as they were at a moment (UTC ns)."""
-    newest = newest_ns(store, attempt) if moment_ns is None else moment_ns
     age_s = store.data_age_s(attempt)
-    if newest is None:
-        return HealthReport(attempt.run, attempt.attempt, age_s, None, WINDOW_S, ())
-    samples = read_samples(store, attempt, (newest - int(WINDOW_S * 1e9), newest))
+    if moment_ns is not None:
+        now = Now.at(moment_ns, int(WINDOW_S * 1e9))
+    else:
+        newest = newest_by_host(store, attempt)
+        if not newest:
+            return HealthReport(attempt.run, attempt.attempt, age_s, None, WINDOW_S, ())
+        now = Now.newest(newest, load_clocks(store, attempt), int(WINDOW_S * 1e9))
+    samples = read_samples(store, attempt, now.window_ns)
     usual = _usual(samples)
-    hosts = [_host(one, samples, usual, is_running=attempt.exit_reason is None) for one in _by_host(samples)]
+    hosts = [_host(one, samples, now, usual, is_running=attempt.exit_reason is None) for one in _by_host(samples)]
     hosts.sort(key=lambda one: (_WEIGHT.get(one.severity, 3) if one.severity else 3, -len(one.remarks), one.host))
     not_sampled: dict[str, set[str]] = defaultdict(set)
     for row in samples.not_sampled:
         not_sampled[row["text"]].add(row["host"])
     told = {text: tuple(sorted(names)) for text, names in sorted(not_sampled.items())}
-    return HealthReport(attempt.run, attempt.attempt, age_s, newest, WINDOW_S, tuple(hosts), told)
+    return HealthReport(attempt.run, attempt.attempt, age_s, now.window_ns[1], WINDOW_S, tuple(hosts), told)
 
 
 def _usual(samples: Samples) -> dict[str, float]:
@@ -153,9 +159,9 @@ def _by_host(samples: Samples) -> list[_Host]:
     return list(hosts.values())
 
 
-def _host(found: _Host, samples: Samples, usual: Mapping[str, float], *, is_running: bool) -> HostHealth:
+def _host(found: _Host, samples: Samples, now: Now, usual: Mapping[str, float], *, is_running: bool) -> HostHealth:
     beats = [samples.beats[row["rank"]] for row in found.ranks if row["rank"] in samples.beats]
-    age_s = (samples.window_ns[1] - max(beat["moment_ns"] for beat in beats)) / 1e9 if beats else None
+    age_s = now.age_s(found.name, max(beat["moment_ns"] for beat in beats)) if beats else None
     whole = found.devices.get(None, Device())
     devices = {device: one for device, one in sorted(found.devices.items(), key=str) if device is not None}
     gpus = [_gpu(device, one, found.ranks) for device, one in devices.items() if "temperature_celsius" in one.last]
@@ -176,7 +182,7 @@ def _host(found: _Host, samples: Samples, usual: Mapping[str, float], *, is_runn
     return HostHealth(
         host=found.name,
         ranks=tuple(sorted(int(row["rank"]) for row in found.ranks)),
-        heartbeat_age_s=age_s,
+        heartbeat_age_s=None if age_s is None else max(0.0, age_s),
         values={metric: whole.last.get(metric) for metric in _HOST_VALUES},
         lost_spans=lost,
         gpus=tuple(gpus),
@@ -213,21 +219,18 @@ def _gpu_name(gpu: GpuHealth, place: int) -> str:
 
 
 def _events(events: Iterable[Mapping[str, Any]]) -> list[Happened]:
-    """Events of one host, one row for each kind, device and number; the newest first, as they come."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for event in events:
-        found[event["kind"], event["device"], event["code"]].append(event)
+    """Events of one host, the newest first, as they come."""
     return [
         Happened(
-            int(rows[0]["moment_ns"]),
-            str(kind),
-            str(rows[0]["severity"]),
-            device,
-            code,
-            str(rows[0]["text"]),
-            len(rows),
+            int(row["moment_ns"]),
+            str(row["kind"]),
+            str(row["severity"]),
+            row["device"],
+            row["code"],
+            str(row["text"]),
+            int(row["times"]),
         )
-        for (kind, device, code), rows in found.items()
+        for row in events
     ]
 
 

@@ -135,7 +135,10 @@ def of_port(name: str, last: Values, grown: Values, most: Values, usual: float) 
 
 
 def of_host(last: Values, age_s: float | None, lost_spans: int) -> Iterator[Remark]:
-    """What is wrong with a host. ``age_s``: of its newest heartbeat beside the newest of all; None: not judged."""
+    """What is wrong with a host. ``age_s``: of its newest heartbeat beside those of all; None: not judged."""
+    if age_s is not None and -age_s > LIMITS.silent_s:
+        told = f"its heartbeats are {-age_s:,.0f} s ahead of most hosts'"
+        yield Remark(Severity.WARNING, f"{told}: its clock is ahead, or the others are silent")
     if age_s is not None and age_s > LIMITS.silent_s:
         yield Remark(Severity.ERROR, f"no heartbeat for {age_s:,.0f} s")
     memory = last.get("memory_percent")

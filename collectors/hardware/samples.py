@@ -9,8 +9,11 @@ from typing import Any
 from ..store import Attempt, Store
 from .throttling import HARD, THERMAL
 
-MOST_EVENTS = 2000
-"""The newest events that are read; the gravest of each host are among them, or thousands of others are."""
+MOST_EVENTS = 100
+"""Kinds of events on a device that are read of each host, the gravest and then the newest; each with its count."""
+
+MOST_LEFT_OUT = 20
+"""Sentences on what is not sampled that are read of each host, the newest; the last one on a flood stands for all."""
 
 _SUMMED = f"""
     SELECT host, device, metric, arg_max({{'value': value}}, moment_ns).value AS last, max(value) AS most,
@@ -35,11 +38,31 @@ _DELTAS = """
 """
 
 _EVENTS = f"""
-    SELECT host, device, moment_ns, kind, severity, code, pid, text FROM hardware_events
-    WHERE moment_ns <= ? AND kind <> 'not-sampled' ORDER BY moment_ns DESC LIMIT {MOST_EVENTS}
+    SELECT host, device, kind, severity, code, times, newest_ns AS moment_ns, text FROM (
+        SELECT host, device, kind, severity, code, count(*) AS times, max(moment_ns) AS newest_ns,
+            arg_max(text, moment_ns) AS text FROM hardware_events
+        WHERE moment_ns <= ? AND kind <> 'not-sampled' GROUP BY host, device, kind, severity, code)
+    QUALIFY row_number() OVER (PARTITION BY host ORDER BY CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1
+        ELSE 2 END, newest_ns DESC) <= {MOST_EVENTS}
+    ORDER BY newest_ns DESC
 """
 
-_NOT_SAMPLED = "SELECT DISTINCT host, text FROM hardware_events WHERE moment_ns <= ? AND kind = 'not-sampled'"
+_NOT_SAMPLED = f"""
+    SELECT host, text FROM (
+        SELECT host, arg_max(text, moment_ns) AS text, max(moment_ns) AS newest_ns FROM hardware_events
+        WHERE moment_ns <= ? AND kind = 'not-sampled'
+        GROUP BY host, CASE WHEN severity = 'note' THEN text END)
+    QUALIFY row_number() OVER (PARTITION BY host ORDER BY newest_ns DESC) <= {MOST_LEFT_OUT}
+"""
+
+_NEWEST = """
+    SELECT coalesce(host, '') AS host, max(moment_ns) AS moment_ns FROM (
+        SELECT host, max(moment_ns) AS moment_ns FROM health GROUP BY host
+        UNION ALL BY NAME
+        SELECT host, moment_ns FROM (SELECT rank, max(moment_ns) AS moment_ns FROM heartbeats GROUP BY rank)
+            LEFT JOIN (SELECT rank, host FROM ranks) USING (rank))
+    WHERE moment_ns IS NOT NULL GROUP BY ALL
+"""
 
 _BEATS = """
     SELECT rank, max(moment_ns) AS moment_ns, arg_max(lost_spans, moment_ns) AS lost_spans FROM heartbeats
@@ -93,8 +116,6 @@ def read_samples(store: Store, attempt: Attempt, window_ns: tuple[int, int]) -> 
     return Samples(window_ns, dict(devices), events, left_out, ranks, {int(row["rank"]): row for row in beats})
 
 
-def newest_ns(store: Store, attempt: Attempt) -> int | None:
-    """The newest moment of a heartbeat or of a sample; None where there is neither."""
-    sql = "SELECT max(moment_ns) FROM {}"
-    found = [store.query(sql.format(table), attempt=attempt).column(0)[0].as_py() for table in ("heartbeats", "health")]
-    return max((int(one) for one in found if one is not None), default=None)
+def newest_by_host(store: Store, attempt: Attempt) -> dict[str, int]:
+    """The newest moment of a heartbeat or of a sample of each host, by its own clock."""
+    return {str(row["host"]): int(row["moment_ns"]) for row in store.query(_NEWEST, attempt=attempt).to_pylist()}

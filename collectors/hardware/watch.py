@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ LIBRARY = "libnvidia-ml.so.1"
 
 NO_LIBRARY = f"No GPU is sampled: there is no NVIDIA driver library ({LIBRARY}) on this host."
 
+MOST_REST = 2
+"""Samples that may be left out while nothing runs: after a longer pause counters begin anew."""
 
 _NAMES = {NVML: "NVML, the driver's library,", PORTS: "The driver of the RDMA ports"}
 
@@ -87,10 +90,12 @@ class HardwareWatch:
         self._log: KernelLog | None = None
         self._rows, self._thinner, self._events = Rows(), Thinner(), EventRows()
         self._gpus: dict[int, _Gpu] = {}
+        self._ports: set[str] = set()
         self._asker: Asker | None = None
         self._due = 0.0
         self._is_started = self._is_broken = False
         self._known: list[Sink] = []
+        self._rest_since: float | None = None
         self._silent: set[str] = set()
 
     def poll(self, attempts: Sequence[Sink]) -> None:
@@ -107,7 +112,10 @@ class HardwareWatch:
     def _poll(self, attempts: Sequence[Sink]) -> None:
         if not attempts:
             self._known = []
+            self._rest()
             return
+        self._forget_after_rest()
+        self._rest_since = None
         self._start()
         self._welcome(attempts)
         found = _Found()
@@ -121,6 +129,23 @@ class HardwareWatch:
         if self._log is not None:
             self._take_log(self._log.read(), found)
         self._hand_over(attempts, found)
+
+    def _rest(self) -> None:
+        """Nothing runs: the kernel's log is read on, so that what it says keeps its age."""
+        if self._rest_since is None:
+            self._rest_since = time.monotonic()
+        if self._log is not None:
+            self._log.keep()
+        self._forget_after_rest()
+
+    def _forget_after_rest(self) -> None:
+        """What was counted and asked before a pause says nothing of an attempt that begins after it."""
+        if self._rest_since is None or time.monotonic() - self._rest_since < MOST_REST * self._every_s:
+            return
+        self._rest_since = math.inf  # once in each rest
+        self._rows, self._host = Rows(), HostReader(self._sources.spool)
+        if self._asker is not None:
+            self._asker.close()
 
     def _start(self) -> None:
         """Look once at what there is on this host; what there is not is told in a sentence."""
@@ -161,11 +186,20 @@ class HardwareWatch:
         now_s = time.monotonic()
         if answer.absent is not None:
             self._not_sampled(f"No GPU is sampled: {answer.absent}.")
+        if answer.unreadable is not None:
+            self._not_sampled(f"No GPU is sampled: the driver does not tell them ({answer.unreadable}).")
         for told in answer.gpus:
             self._take_gpu(told, now_s, found)
         for port in answer.ports or ():
+            self._ports.add(str(port["port"]))
             found.rows += self._rows.of_port(port, now_s)
         self._note_silence(answer, now_s, found)
+        if NVML in answer.silent or answer.unreadable is not None or answer.absent is not None:
+            for gpu in self._gpus.values():
+                found.rows += self._rows.of_gpu(gpu.name, {}, now_s)
+        if PORTS in answer.silent:
+            for name in sorted(self._ports):
+                found.rows += self._rows.of_silent_port(name)
 
     def _take_gpu(self, told: Mapping[str, Any], now_s: float, found: _Found) -> None:
         index = int(told["gpu"])

@@ -91,6 +91,7 @@ OF_AGENT: tuple[Family, ...] = (
     Family("megascope_agent_resident_memory_bytes", "gauge", "Resident memory of the agent."),
     Family("megascope_spool_bytes", "gauge", "Space that the spool takes."),
     Family("megascope_spool_free_bytes", "gauge", "Space left on the spool's disk."),
+    Family("megascope_spool_disk_bytes", "gauge", "Size of the spool's disk."),
     Family("megascope_store_bytes", "gauge", "Size of the store when it was last measured."),
     Family("megascope_store_quota_bytes", "gauge", "Size beyond which spans are dropped."),
 )

@@ -47,6 +47,7 @@ class AgentMetrics:
         self._process, self._version = psutil.Process(), versions().get("megascope", "")
         self._spool_bytes: int | None = None
         self._spool_free: int | None = None
+        self._spool_disk: int | None = None
         self._open()
 
     @property
@@ -91,9 +92,9 @@ class AgentMetrics:
         self._open_at = time.monotonic() + RETRY_S
         try:
             self._endpoint = Endpoint(self._address, self.page)
-        except OSError as error:
-            where = f"{self._address.host}:{self._address.port}"
-            self._say(f"No metrics at {where} yet ({error.strerror or error}): trying again. Is the port taken?")
+        except (OSError, RuntimeError, ValueError) as error:  # a thread that cannot be started, a name that is none
+            where, reason = f"{self._address.host}:{self._address.port}", getattr(error, "strerror", None) or error
+            self._say(f"No metrics at {where} yet ({reason}): trying again. Is the port taken?")
             return
         log.info("Metrics at http://%s:%d/metrics", self._address.host, self._endpoint.port)
 
@@ -139,11 +140,12 @@ class AgentMetrics:
         samples.add("megascope_agent_resident_memory_bytes", self._process.memory_info().rss)
         if time.monotonic() >= self._measure_at:
             self._measure_at = time.monotonic() + MEASURE_S
-            self._spool_bytes, self._spool_free = taken_bytes(self._spool), None
+            self._spool_bytes, self._spool_free, self._spool_disk = taken_bytes(self._spool), None, None
             with contextlib.suppress(OSError):
-                self._spool_free = shutil.disk_usage(self._spool).free
+                self._spool_disk, _, self._spool_free = shutil.disk_usage(self._spool)
         samples.add("megascope_spool_bytes", self._spool_bytes)
         samples.add("megascope_spool_free_bytes", self._spool_free)
+        samples.add("megascope_spool_disk_bytes", self._spool_disk)
         samples.add("megascope_store_bytes", quota.measured_bytes)
         samples.add("megascope_store_quota_bytes", quota.limit_bytes)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import socket
-import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import BoundedSemaphore, Thread, Timer
+from typing import Any
 
 from .address import MetricsAddress, is_loopback
 
@@ -16,18 +18,27 @@ log = logging.getLogger(__name__)
 Page = Callable[[str], tuple[bytes, str]]
 """Body and content type for an ``Accept`` header."""
 
-CLIENT_TIMEOUT_S = 5.0
+REQUEST_S = 5.0
+"""A request that has not had its answer by then is cut off, however slowly it comes or is read."""
+
+MOST_AT_ONCE = 8
+"""Requests that are looked at together; the connections of others are closed at once, before their token is read."""
+
 _PLAIN = "text/plain; charset=utf-8"
 
 
 class Endpoint:
-    """Listens from the moment it is made; OSError where it cannot."""
+    """Listens from the moment it is made; OSError, RuntimeError or ValueError where it cannot."""
 
     def __init__(self, address: MetricsAddress, page: Page) -> None:
         self._server = _Server(address, page)
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="megascope-metrics")
-        self._thread.start()
+        try:
+            self._thread = Thread(target=self._server.serve_forever, daemon=True, name="megascope-metrics")
+            self._thread.start()
+        except (OSError, RuntimeError):
+            self._server.server_close()
+            raise
 
     def close(self) -> None:
         """Stop listening."""
@@ -43,6 +54,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: MetricsAddress, page: Page) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.address, self.page = address, page
+        self._free = BoundedSemaphore(MOST_AT_ONCE)
         super().__init__((address.host, address.port), _Handler)
 
     def server_bind(self) -> None:
@@ -51,13 +63,44 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, if not too many are answered already and there is one to be had."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one request within `REQUEST_S`."""
+        cut = Timer(REQUEST_S, _cut_off, (request,))
+        cut.daemon = True
+        try:
+            cut.start()
+        except RuntimeError:  # no thread can be had for it
+            self.shutdown_request(request)
+        else:
+            super().process_request_thread(request, client_address)
+        finally:
+            cut.cancel()
+            self._free.release()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up is no news either."""
         log.debug("A request for metrics failed", exc_info=True)
 
 
+def _cut_off(request: socket.socket) -> None:
+    """End a connection under whoever reads or writes it."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
-    timeout = CLIENT_TIMEOUT_S
+    timeout = REQUEST_S
     server: _Server
     server_version, sys_version = "megascope", ""
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..hardware.throttling import HARD, THERMAL
+from ..hardware.xids import explain
 from .family import Family, Samples
 
 MOST_DEVICES = 32
 """GPUs and ports of one host, each: those beyond are left out."""
 
 STALE_S = 120.0
-"""Without any new row for so long, nothing is known of the hardware any more."""
+"""Without a new row of a value for so long, it is not known any more. What is steady is written once a minute."""
 
-How = Literal["newest", "sum", "rows", "held-back"]
+How = Literal["newest", "sum", "hardware-xids", "held-back"]
 
 _DEVICE, _PORT = ("device",), ("port",)
 
@@ -45,7 +46,7 @@ HARDWARE: tuple[Family, ...] = (
     Family("megascope_device_row_remapping_failed", "gauge", "1 where a memory row could not be replaced.", _DEVICE),
     Family("megascope_device_pcie_replay_errors_total", "counter", "Packets sent again over PCIe.", _DEVICE),
     Family("megascope_device_nvlinks_up", "gauge", "NVLinks that are up.", _DEVICE),
-    Family("megascope_device_xid_errors_total", "counter", "Xid lines of the kernel's log.", _DEVICE),
+    Family("megascope_device_xid_errors_total", "counter", "Xids that speak against the GPU or a link.", _DEVICE),
     Family("megascope_port_up", "gauge", "1 while the link of the RDMA port is up, else 0.", _PORT),
     Family("megascope_port_sent_bytes_per_second", "gauge", "Sent through the RDMA port.", _PORT),
     Family("megascope_port_received_bytes_per_second", "gauge", "Received through the RDMA port.", _PORT),
@@ -70,7 +71,7 @@ SOURCES: Mapping[str, _Source] = {
     "remapping_failed": _Source("megascope_device_row_remapping_failed"),
     "pcie_replay_errors": _Source("megascope_device_pcie_replay_errors_total"),
     "nvlinks_up": _Source("megascope_device_nvlinks_up"),
-    "xid": _Source("megascope_device_xid_errors_total", how="rows"),
+    "xid": _Source("megascope_device_xid_errors_total", how="hardware-xids"),
     "rdma_link_up": _Source("megascope_port_up"),
     "rdma_sent_bytes_per_s": _Source("megascope_port_sent_bytes_per_second"),
     "rdma_received_bytes_per_s": _Source("megascope_port_received_bytes_per_second"),
@@ -89,41 +90,47 @@ SOURCES: Mapping[str, _Source] = {
 _ONE_DEVICE = frozenset(family.name for family in HARDWARE if family.labels)
 
 
+_Key = tuple[str, tuple[str, ...]]
+"""A family, and the values of its labels."""
+
+
 class HardwareGauges:
     """The newest values of this host's hardware, by family and labels."""
 
     def __init__(self) -> None:
-        self._values: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._sums: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._values: dict[_Key, tuple[float, float]] = {}  # value, and when it was told
+        self._sums: dict[_Key, float] = {}
         self.seen_at = float("-inf")
 
     def take(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Rows of ``health`` as they are sampled; a value that is NULL takes the one before away."""
         for row in rows:
             source = SOURCES.get(row["metric"])
-            if source is None:
+            if source is None or (source.how == "hardware-xids" and not _accuses_hardware(row["value"])):
                 continue
             self.seen_at = time.monotonic()
             where = (str(row.get("device")),) if source.family in _ONE_DEVICE else ()
             self._take((source.family, (*where, *source.extra)), source, row["value"])
 
-    def _take(self, key: tuple[str, tuple[str, ...]], source: _Source, value: float | None) -> None:
-        if source.how in ("sum", "rows"):
+    def _take(self, key: _Key, source: _Source, value: float | None) -> None:
+        if source.how in ("sum", "hardware-xids"):
             more = value if source.how == "sum" else 1.0
             self._sums[key] = self._sums.get(key, 0.0) + (more or 0.0)
         elif value is None:
             self._values.pop(key, None)
         elif source.how == "held-back":
-            self._values[key] = float(bool(int(value) & (HARD | THERMAL)))
+            self._values[key] = float(bool(int(value) & (HARD | THERMAL))), self.seen_at
         else:
-            self._values[key] = value * source.factor
+            self._values[key] = value * source.factor, self.seen_at
 
     def add_to(self, samples: Samples) -> None:
-        """The values as they are, as long as they are still sampled."""
-        if time.monotonic() - self.seen_at > STALE_S:
+        """The values as they are, each as long as it is still sampled; sums as long as anything is."""
+        now = time.monotonic()
+        if now - self.seen_at > STALE_S:
             return
+        values = {key: value for key, (value, told_at) in self._values.items() if now - told_at <= STALE_S}
         shown: dict[str, set[str]] = {"device": set(), "port": set()}
-        for (family, labels), value in sorted({**self._values, **self._sums}.items()):
+        for (family, labels), value in sorted({**values, **self._sums}.items()):
             if labels:
                 of = shown["port" if family.startswith("megascope_port_") else "device"]
                 of.add(labels[0])
@@ -131,3 +138,8 @@ class HardwareGauges:
                     of.discard(labels[0])
                     continue
             samples.add(family, value, *labels)
+
+
+def _accuses_hardware(xid: float | None) -> bool:
+    """Whether an Xid is an error of the GPU or of a link: programs that fail or are ended have Xids too."""
+    return xid is not None and explain(int(xid)).accuses_hardware

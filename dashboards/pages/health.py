@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import dcc, html
@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 from ...collectors.hardware.kernel_lines import Severity
 from ...collectors.hardware.printing import cells, highest, lowest
 from ...collectors.hardware.report import HealthReport, HostHealth, health_report, sentence
-from ...collectors.store import Attempt
+from ...collectors.hardware.rules import port_errors
 from ..components import Awaited, Rendered, banner, controls, facts, field, hint, number, table
 from ..health_history import Line, lines_of_hosts
 from ..health_host import opened
@@ -22,6 +22,7 @@ from ..workbench import Workbench
 from .page import Page
 
 MOST_HOSTS = 40
+MOST_LEFT_OUT = 30
 FIRST_WAIT_S = 0.5
 TONES = {Severity.ERROR: ("bad", "TROUBLE"), Severity.WARNING: ("unsure", "WORTH A LOOK")}
 _WORDS = {Severity.ERROR: "trouble", Severity.WARNING: "look", Severity.NOTE: "note", None: "–"}
@@ -46,15 +47,21 @@ def body(view: View, bench: Workbench) -> Rendered:
         waiting = banner("unsure", "READING", latest.error or "Reading the samples of all machines ...")
         return Rendered(waiting, [], Awaited.NOTHING if latest.error else Awaited.FIRST)
     hosts = [one for one in report.hosts if (view.find or "").lower() in one.host.lower()]
+    names = tuple(one.host for one in hosts[:MOST_HOSTS])
+    lines = bench.latest(
+        ("health lines", attempt.run, attempt.attempt, names),
+        lambda: lines_of_hosts(bench.store, attempt, names, report.moment_ns or 0),
+        wait_s=FIRST_WAIT_S,
+    )
     return Rendered(
         _banner(report),
         [
             facts(_facts(report)),
-            *_list(bench, attempt, report, hosts, view),
+            *_list(report, hosts, lines.value or {}, view),
             *opened(bench, attempt, report, _chosen(hosts, view), view),
             *_not_sampled(report),
         ],
-        Awaited.NEWER if latest.stale else Awaited.NOTHING,
+        Awaited.NEWER if latest.stale or lines.stale else Awaited.NOTHING,
     )
 
 
@@ -89,25 +96,19 @@ _COLUMNS = {
     "history": "last hour", "power": "power", "clock": "slowest SM", "throttled": "held back", "ecc": "ECC",
     "ports": "RDMA", "lost": "lost", "cost": "overhead",
 }  # fmt: skip
+_MEMORY_ERRORS = ("ecc_corrected_errors", "ecc_uncorrected_errors")
 _NUMBERS = ("beat", "gpus", "hottest", "power", "clock", "throttled", "ecc", "ports", "lost", "cost")
 HOW = (
-    "ECC and RDMA count errors in this attempt; held back: share of the samples of the last ten minutes in which heat "
-    "or the hardware kept clocks low; lost: spans that were overwritten before they were read; overhead: what "
-    "recording adds to a step, by shadow steps. NULL is not known."
+    "ECC and RDMA count errors in this attempt (congestion is none); held back: share of the samples of the last ten "
+    "minutes in which heat or the hardware kept clocks low; lost: spans that were overwritten before they were read; "
+    "overhead: what recording adds to a step, by shadow steps. NULL is not known."
 )
 
 
-def _list(
-    bench: Workbench, attempt: Attempt, report: HealthReport, hosts: Sequence[HostHealth], view: View
-) -> list[Component]:
+def _list(report: HealthReport, hosts: Sequence[HostHealth], lines: Mapping[str, Line], view: View) -> list[Component]:
     if not hosts:
         return [hint("No host has that in its name." if report.hosts else "No host is known yet.")]
     shown = hosts[:MOST_HOSTS]
-    names = [one.host for one in shown]
-    lines = bench.cached(
-        ("health lines", attempt.run, attempt.attempt, tuple(names)),
-        lambda: lines_of_hosts(bench.store, attempt, names, report.moment_ns or 0),
-    )
     rows = [_row(one, lines.get(one.host), view) for one in shown]
     more = len(hosts) - len(shown)
     rest = [hint(f"{more:,} more hosts, none of them worse: megascope health --json has all.")] if more > 0 else []
@@ -130,18 +131,19 @@ def _row(one: HostHealth, line: Line | None, view: View) -> dict[str, Any]:
         "power": power if one.gpus else None,
         "clock": clock if lowest(one, "sm_clock_mhz") is not None else None,
         "throttled": None if held is None else f"{held:.0%}",
-        "ecc": _errors(one, "ecc_"),
-        "ports": number(int(sum(sum(port.counted.values()) for port in one.ports))) if one.ports else None,
+        "ecc": _errors(one),
+        "ports": number(int(sum(port_errors(port.counted) for port in one.ports))) if one.ports else None,
         "lost": number(one.lost_spans),
         "cost": None if cost is None else f"{cost:.2f}%",
         "remark": html.Span("" if worst is None else f"{worst.text}{more}", className="wrap"),
     }
 
 
-def _errors(one: HostHealth, prefix: str) -> str | None:
-    if not any(name.startswith(prefix) for gpu in one.gpus for name, value in gpu.values.items() if value is not None):
+def _errors(one: HostHealth) -> str | None:
+    """Memory errors of this attempt: counters of the GPU's life count the same ones again."""
+    if not any(gpu.values.get(name) is not None for gpu in one.gpus for name in _MEMORY_ERRORS):
         return None
-    return number(int(sum(count for gpu in one.gpus for name, count in gpu.counted.items() if name.startswith(prefix))))
+    return number(int(sum(gpu.counted.get(name, 0) for gpu in one.gpus for name in _MEMORY_ERRORS)))
 
 
 def temperature_line(line: Line | None) -> Component | str:
@@ -162,9 +164,12 @@ def _chosen(hosts: Sequence[HostHealth], view: View) -> HostHealth | None:
 
 def _not_sampled(report: HealthReport) -> list[Component]:
     told = []
-    for text, names in report.not_sampled.items():
+    for text, names in list(report.not_sampled.items())[:MOST_LEFT_OUT]:
         where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         told.append(html.Li(f"{text} ({where})"))
+    more = len(report.not_sampled) - len(told)
+    if more > 0:
+        told.append(html.Li(f"{more:,} more sentences: megascope health --json has all."))
     return [html.H2("Not sampled"), html.Ul(told, className="plain", id="not-sampled")] if told else []
 
 

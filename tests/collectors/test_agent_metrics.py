@@ -9,18 +9,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.cli import main
-from megascope.collectors.agent import Agent
-from megascope.collectors.metrics import agent_metrics, attempt_watch
+from megascope.collectors.agent import Agent, AgentSettings
+from megascope.collectors.metrics import agent_metrics, attempt_watch, endpoint, hardware_gauges
 from megascope.collectors.metrics.address import MetricsAddress, metrics_address
 from megascope.collectors.metrics.agent_families import AGENT_FAMILIES, MOST_RUNS
+from megascope.collectors.metrics.agent_metrics import AgentMetrics
+from megascope.collectors.metrics.endpoint import MOST_AT_ONCE, Endpoint
 from megascope.collectors.metrics.family import Samples
-from megascope.collectors.metrics.hardware_gauges import MOST_DEVICES, HardwareGauges
+from megascope.collectors.metrics.hardware_gauges import MOST_DEVICES, STALE_S, HardwareGauges
 from megascope.collectors.metrics.job_totals import JobTotals
 from megascope.collectors.metrics.rank_totals import RankTotals
 from megascope.collectors.metrics.straggling import COMPARED_STEPS, straggler_ratios
@@ -328,6 +332,102 @@ def test_hardware_is_in_base_units_and_what_is_null_is_gone() -> None:
     assert (
         sum(len(labels) for name, labels in values().items() if name == "megascope_device_power_watts") <= MOST_DEVICES
     )
+
+
+def test_a_value_that_is_not_told_any_more_goes_though_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    gauges, now = HardwareGauges(), [0.0]
+    monkeypatch.setattr(hardware_gauges, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def names() -> set[str]:
+        samples = Samples(AGENT_FAMILIES)
+        gauges.add_to(samples)
+        return {family.name for family, _ in samples.families()}
+
+    gauges.take([{"metric": "clocks_event_reasons", "device": "GPU-1", "value": 0x40}])
+    gauges.take([{"metric": "network_errors", "device": None, "value": 1.0}])
+    for now[0] in range(5, int(STALE_S) + 10, 5):
+        gauges.take([{"metric": "cpu_percent", "device": None, "value": 3.0}])
+        assert ("megascope_device_throttled" in names()) == (now[0] <= STALE_S)
+    assert names() == {"megascope_host_cpu_ratio", "megascope_host_network_errors_total"}
+
+
+def test_only_xids_that_speak_against_the_hardware_count() -> None:
+    gauges, samples = HardwareGauges(), Samples(AGENT_FAMILIES)
+    gauges.take([{"metric": "xid", "device": "GPU-1", "value": float(code)} for code in (13, 31, 43, 45, 79, 74)])
+    gauges.take([{"metric": "xid", "device": "GPU-2", "value": 45.0}])
+    gauges.add_to(samples)
+    assert [(one.labels, one.value) for _, found in samples.families() for one in found] == [(("GPU-1",), 2.0)]
+
+
+@pytest.mark.timeout(60)
+def test_a_port_with_many_connections_closes_the_others_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody without a token holds more than a few sockets and threads of an agent."""
+    monkeypatch.setattr(endpoint, "REQUEST_S", 600.0)
+    monkeypatch.setattr(endpoint._Handler, "timeout", 600.0)
+    served, before = Endpoint(HERE, lambda _: (b"x", "text/plain")), threading.active_count()
+    held = [socket.create_connection(("127.0.0.1", served.port), timeout=20) for _ in range(MOST_AT_ONCE * 3)]
+    try:
+        assert [one.recv(1) for one in held[MOST_AT_ONCE:]] == [b""] * 2 * MOST_AT_ONCE
+        assert threading.active_count() - before <= 2 * MOST_AT_ONCE  # a thread and its timer
+        for one in held[:MOST_AT_ONCE]:
+            one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert one.makefile("rb").read().startswith(b"HTTP/1.0 200 ")
+        deadline = time.monotonic() + 20  # a thread ends a moment after its answer
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert scrape_page(served.port)[0] == 200
+    finally:
+        for one in held:
+            one.close()
+        served.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_request_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_S", 0.1)
+    monkeypatch.setattr(endpoint._Handler, "timeout", 600.0)
+    served = Endpoint(HERE, lambda _: (b"x", "text/plain"))
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as one:
+        one.sendall(b"GET")
+        assert one.recv(100) == b""
+    served.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError(24, "Too many open files")])
+def test_a_thread_that_cannot_be_started_is_said_and_the_port_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    made: list[Any] = []
+
+    class NoThread:
+        def __init__(self, **given: Any) -> None:
+            made.append(given["target"].__self__)
+
+        def start(self) -> None:
+            raise error
+
+    monkeypatch.setattr(endpoint, "Thread", NoThread)
+    metrics = AgentMetrics(MetricsAddress("127.0.0.1", 0), tmp_path)
+    assert metrics.port is None
+    assert "trying again" in caplog.text
+    assert made[0].socket.fileno() == -1
+    metrics.close()
+
+
+def test_nobody_is_shown_an_agent_that_only_compacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = AgentSettings(spool=tmp_path / "spool", store=tmp_path / "store", idle_exit_s=0.0, metrics=HERE)
+    (tmp_path / "spool").mkdir()
+    agent, ports = Agent(settings, threading.Event()), []
+
+    def compact(*_: object, **__: object) -> None:
+        assert agent._metrics is not None
+        ports.append(agent._metrics.port)
+
+    assert port_of(agent)
+    monkeypatch.setattr("megascope.collectors.agent.compact_if_alone", compact)
+    agent.run()
+    agent.close()
+    assert ports == [None]
 
 
 def test_tokens_of_a_step_count_once_whoever_tells_them() -> None:

@@ -174,18 +174,70 @@ def _kmsg(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
 
-def test_the_kernels_own_device_gives_events_with_their_age(tmp_path: Path) -> None:
+def _xid(number: int, logged_s: int) -> bytes:
+    return b"3,17,%d,-;NVRM: Xid (PCI:0000:9b:00): %d, pid=1, name=a\n SUBSYSTEM=pci\n" % (logged_s * 10**6, number)
+
+
+@pytest.mark.parametrize(("logged_s", "told"), [(98, [(119, 2 * 10**9)]), (1, [])])
+def test_the_kernels_own_device_gives_events_with_their_age(tmp_path: Path, logged_s: int, told: list[Any]) -> None:
     pipe = _kmsg(tmp_path / "kmsg")
     log = KernelLog(tmp_path / "kmsg", clock=lambda: 100 * 10**9)
-    assert log.read() == []
-    os.write(pipe, b"3,17,98000000,-;NVRM: Xid (PCI:0000:9b:00): 119, pid=1, name=a, Timeout\n SUBSYSTEM=pci\n")
-    (found,) = log.read()
-    assert (found.event.code, found.age_ns) == (119, 2 * 10**9)
-    os.write(pipe, b"3,18,1000000,-;NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=a, long ago\n")
-    assert log.read() == []
+    os.write(pipe, _xid(119, logged_s))
+    assert [(one.event.code, one.age_ns) for one in log.read()] == told
     log.close()
     assert log.read() == []
     os.close(pipe)
+
+
+@pytest.mark.parametrize(
+    ("now_s", "logged_s", "age_s"), [(1001, 910, 1), (1001, 1001, 0), (1200, 1010, 190), (1200, 900, 200)]
+)
+def test_what_comes_after_the_start_is_new_though_the_logs_clock_is_behind(
+    tmp_path: Path, now_s: int, logged_s: int, age_s: int
+) -> None:
+    """Also what came while one turn took minutes."""
+    pipe, now = _kmsg(tmp_path / "kmsg"), [1000]
+    log = KernelLog(tmp_path / "kmsg", clock=lambda: now[0] * 10**9)
+    assert log.read() == []
+    now[0] = now_s
+    os.write(pipe, _xid(79, logged_s))
+    assert [(one.event.code, one.age_ns) for one in log.read()] == [(79, age_s * 10**9)]
+    log.close()
+    os.close(pipe)
+
+
+def test_what_nobody_wanted_is_told_for_a_minute_with_its_age(tmp_path: Path) -> None:
+    path, now = tmp_path / "kern.log", [0.0]
+    path.touch()
+    log = KernelLog(path, clock=lambda: int(now[0] * 1e9))
+    for at_s, number in ((0, 79), (100, 48)):
+        now[0] = at_s
+        with path.open("a") as file:
+            file.write(f"NVRM: Xid (PCI:0000:9b:00): {number}, pid=7\n")
+        log.keep()
+    now[0] = 130.0
+    assert [(one.event.code, one.age_ns) for one in log.read()] == [(48, 30 * 10**9)]
+    assert log.read() == []
+    log.close()
+
+
+def test_a_text_file_that_is_rotated_is_read_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "kern.log"
+    path.write_text("old\n")
+    log = KernelLog(path)
+    old = path.rename(tmp_path / "kern.log.1")
+    assert log.read() == []
+    path.touch()
+    with old.open("a") as file:
+        file.write("NVRM: Xid (PCI:0000:9b:00): 48, pid=7, DBE\nNVRM: Xid (PCI:0000:9b:00): 64")
+    assert [one.event.code for one in log.read()] == [48]
+    path.write_text("NVRM: Xid (PCI:0000:9b:00): 79, pid=1\n")
+    assert [one.event.code for one in log.read()] == [64, 79]
+    with path.open("a") as file:
+        file.write("NVRM: Xid (PCI:0000:9b:00): 94, x\n")
+    assert [one.event.code for one in log.read()] == [94]
+    assert log.problem is None
+    log.close()
 
 
 def test_a_text_file_is_read_from_its_end_on_also_after_it_was_cut(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from megascope.collectors.hardware.evidence import hardware_evidence
 from megascope.collectors.hardware.kernel_lines import Severity
 from megascope.collectors.hardware.machine import machines_of
-from megascope.collectors.hardware.report import HealthReport, health_report
+from megascope.collectors.hardware.report import HealthReport, health_report, sentence
 from megascope.collectors.hardware.rules import of_gpu, of_host, of_port
 from megascope.collectors.store import Store
 from megascope.collectors.verdicts import Evidence, to_json
@@ -29,7 +29,7 @@ WRONG = Trouble(hot_rank=5, ecc_rank=3, errors_host="node0003", down_host="node0
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run ``wrong`` has trouble on every host but the last but one's sound ranks; run ``sound`` has none."""
     root = tmp_path_factory.mktemp("hardware") / "store"
-    for job, trouble in ((replace(JOB, run="sound"), Trouble()), (replace(JOB, run="wrong"), WRONG)):
+    for job, trouble in ((replace(JOB, run="sound"), Trouble(spare_ports=True)), (replace(JOB, run="wrong"), WRONG)):
         write_synthetic_store(root, job)
         add_hardware(root, job, trouble)
     write_synthetic_store(root, replace(JOB, run="none"))
@@ -49,7 +49,10 @@ def report(store: Store, run: str) -> HealthReport:
 def test_sound_machines_have_no_remarks(store: Store) -> None:
     found = report(store, "sound")
     assert [one.host for one in found.hosts] == ["node0000", "node0001", "node0002", "node0003"]
-    assert {one.remarks for one in found.hosts} == {()}
+    assert {(told.severity, told.text) for one in found.hosts for told in one.remarks} == {
+        (Severity.NOTE, "mlx5_1/1 is not up")
+    }
+    assert sentence(found).startswith("Nothing wrong")
     gpu = found.hosts[0].gpus[1]
     assert (gpu.device, gpu.ranks, gpu.values["sm_clock_mhz"], gpu.throttled) == (device_of(1), (1,), 1755.0, ())
     assert found.hosts[0].ports[0].values["rdma_link_up"] == 1
@@ -116,6 +119,30 @@ def test_evidence_of_the_accused(store: Store, ranks: Any, hosts: Any, expected:
 @pytest.mark.parametrize("run", ["sound", "none"])
 def test_there_is_no_evidence_where_nothing_is_wrong_or_known(store: Store, run: str) -> None:
     assert _evidence(store, run, tuple(range(2))) == ()
+
+
+@pytest.mark.parametrize(("window_ns", "told"), [((80, 110), 3), ((96, 110), None), ((0, 200), 3), ((40, 70), None)])
+def test_errors_of_a_counter_that_is_seldom_written_are_those_since_it_was_written_before(
+    tmp_path: Path, window_ns: tuple[int, int], told: float | None
+) -> None:
+    """Counters at rest are written once a minute, and steps may take less."""
+    rows = [("a", 0, 0.0), ("a", 60, 0.0), ("a", 95, 3.0), ("a", 155, 3.0), ("b", 0, 7.0), ("b", 60, 7.0)]
+    second = 10**9
+    with TableWriter(tmp_path, "w") as writer:
+        writer.write("runs", "r", 0, {"world_size": [2], "start_ns": [1]})
+        writer.write("ranks", "r", 0, {"rank": [0, 1], "host": ["a", "b"], "device": ["GPU-a", "GPU-b"]})
+        columns = {
+            "host": [host for host, *_ in rows], "device": [f"GPU-{host}" for host, *_ in rows],
+            "moment_ns": [at * second for _, at, _ in rows], "metric": ["ecc_uncorrected_errors"] * len(rows),
+            "value": [value for *_, value in rows],
+        }  # fmt: skip
+        writer.write("health", "r", 0, columns)
+        writer.commit()
+    with Store(tmp_path) as store:
+        between = (window_ns[0] * second, window_ns[1] * second)
+        found = hardware_evidence(store, store.attempt(), (0,), (), between)
+        assert [one.value for one in found] == ([] if told is None else [told])
+        assert [store.query(one.sql).column(0).to_pylist() for one in found] == [[one.value] for one in found]
 
 
 def test_many_hosts_are_none_in_particular(store: Store) -> None:

@@ -13,6 +13,9 @@ import pytest
 from megascope.collectors.agent import Agent
 from megascope.collectors.hardware.asking import Answer, Asker
 from megascope.collectors.hardware.watch import NO_LIBRARY, HardwareWatch, Sources
+from megascope.collectors.metrics.agent_families import AGENT_FAMILIES
+from megascope.collectors.metrics.family import Samples
+from megascope.collectors.metrics.hardware_gauges import HardwareGauges
 from megascope.collectors.outbox import Outbox, Whole
 from megascope.collectors.store import Store
 from support.collecting import collective
@@ -139,6 +142,59 @@ def test_a_driver_that_is_not_loaded_is_one_sentence(driver: FakeDriver, watch: 
     assert texts[1:] == ["No GPU is sampled: Driver Not Loaded."]
 
 
+class _Answers:
+    """An asker that has its answers already."""
+
+    problem = None
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+
+    def ask(self) -> bool:
+        return True
+
+    def take(self) -> Answer | None:
+        return self._answers.pop(0) if self._answers else None
+
+    def close(self) -> None:
+        self._answers.clear()
+
+
+GPU = {"gpu": 0, "uuid": "GPU-1", "pci": "0000:3b:00.0", "lost": None, "values": {"temperature_celsius": 95.0}}
+PORT = {"port": "mlx5_0/1", "up": 1, "rate": 4e11, "counters": {"symbol_error": 5}}
+
+
+@pytest.mark.parametrize(
+    ("silence", "device", "metric"),
+    [
+        (Answer(silent=["nvml"]), "GPU-1", "temperature_celsius"),
+        (Answer(unreadable="Unknown Error"), "GPU-1", "temperature_celsius"),
+        (Answer(absent="Driver Not Loaded"), "GPU-1", "temperature_celsius"),
+        (Answer(silent=["ports"]), "mlx5_0/1", "rdma_link_up"),
+    ],
+)
+def test_what_the_driver_tells_no_more_is_blank(
+    watch: Callable[..., HardwareWatch], monkeypatch: pytest.MonkeyPatch, silence: Answer, device: str, metric: str
+) -> None:
+    watcher, told, gauges = watch(has_gpus=False), Told(), HardwareGauges()
+    watcher.poll([told])
+    monkeypatch.setattr(watcher, "_asker", _Answers(Answer(gpus=[GPU], ports=[PORT]), silence))
+    watcher.poll([told])
+    assert told.values(device)[metric] is not None
+    gauges.take(told.rows["health"])
+    told.rows.clear()
+    watcher.poll([told])
+    assert told.values(device)[metric] is None
+    assert set(told.values(device).values()) == {None}
+    gauges.take(told.rows["health"])
+    samples = Samples(AGENT_FAMILIES)
+    gauges.add_to(samples)
+    assert (device,) not in {one.labels for _, found in samples.families() for one in found}
+    if silence.unreadable is not None:
+        (row,) = told.rows["hardware_events"]
+        assert row["text"] == "No GPU is sampled: the driver does not tell them (Unknown Error)."
+
+
 def test_a_host_without_anything_says_so_to_every_attempt_and_starts_no_child(
     watch: Callable[..., HardwareWatch],
 ) -> None:
@@ -152,6 +208,37 @@ def test_a_host_without_anything_says_so_to_every_attempt_and_starts_no_child(
         assert any(text.startswith("The kernel's log is not read") for text in texts)
         assert told.values(None)["cpu_percent"] is not None
     assert watcher._asker is None
+
+
+@pytest.mark.timeout(60)
+def test_what_happened_while_nothing_ran_is_not_of_the_next_attempt(
+    watch: Callable[..., HardwareWatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, ports = tmp_path / "kern.log", tmp_path / "ib"
+    log.touch()
+
+    def errors(count: int) -> None:
+        write_port(ports, "mlx5_0", state="4: ACTIVE", rate="400 Gb/sec (4X NDR)", symbol_error=count)
+
+    def told_of(told: Told) -> list[float]:
+        return [row["value"] for row in told.rows["health"] if row["metric"] == "rdma_symbol_errors" and row["value"]]
+
+    errors(5)
+    watcher, first, second = watch(has_gpus=False, ports=ports, kernel_log=log), Told(), Told()
+    poll_until(watcher, first, lambda: "rdma_symbol_errors" in first.values("mlx5_0/1"))
+    watcher.poll([])
+    with log.open("a") as file:
+        file.write("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus\n")
+    errors(5005)
+    watcher.poll([])
+    assert watcher._log is not None
+    monkeypatch.setattr(watcher._log, "_clock", lambda: time.monotonic_ns() + 100 * 10**9)
+    poll_until(watcher, second, lambda: "rdma_symbol_errors" in second.values("mlx5_0/1"))
+    errors(5007)
+    poll_until(watcher, second, lambda: bool(told_of(second)))
+    assert told_of(second) == [2]
+    assert "xid" not in second.values("0000:3b:00")
+    assert "xid" not in {kind for kind, _ in [*first.events(), *second.events()]}
 
 
 def test_sampling_that_fails_ends_alone(

@@ -59,7 +59,10 @@ def _agent_page(folder: Path) -> str:
     agent = Agent(settings, threading.Event())
     try:
         agent.poll(flush=True)
-        rows = [{"host": "h", "device": "d", "metric": name, "value": 1.0, "flag": None} for name in SOURCES]
+        values = {**dict.fromkeys(SOURCES, 1.0), "xid": 79.0}
+        rows = [
+            {"host": "h", "device": "d", "metric": name, "value": one, "flag": None} for name, one in values.items()
+        ]
         cost = {"host": "h", "device": None, "metric": "recording_overhead_percent", "value": 0.5, "flag": None}
         agent.runs["job"].attempts[0].add_health([*rows, cost])
         agent.poll(flush=True)

@@ -11,10 +11,11 @@ import pytest
 from playwright.sync_api import Browser
 
 from megascope.cli import main
+from megascope.collectors.hardware.report import GpuHealth, HealthReport, HostHealth, PortHealth
 from megascope.collectors.store import Store
 from megascope.dashboards.health_history import BINS, lines_of_gpus, lines_of_hosts
 from megascope.dashboards.incident_data import incidents_of_run
-from megascope.dashboards.pages import PAGES
+from megascope.dashboards.pages import PAGES, health
 from megascope.dashboards.server import background_server
 from megascope.dashboards.sparkline import sparkline
 from megascope.dashboards.view import View, parse_view
@@ -43,9 +44,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(root: Path) -> Iterator[Workbench]:
+    """Pages that wait for their first result, however busy the machine is."""
     store = Store(root)
     bench = Workbench(store)
-    yield bench
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "FIRST_WAIT_S", 60.0)
+        yield bench
     bench.close()
     store.close()
 
@@ -116,6 +120,23 @@ def test_incidents_tell_what_happened_and_how_long_it_took(bench: Workbench) -> 
     assert found["recovery-hang"].times["restart_s"] == 9.0
     assert found["sign-slow-rank"].what == "rank 5 takes 1.6 times the median step"
     assert "There is no incident x" in text_of(PAGES["/incidents"].body(View(incident="x"), bench))
+
+
+def test_columns_of_errors_count_each_error_once_and_no_congestion() -> None:
+    values = {"ecc_corrected_errors": 1.0, "ecc_corrected_errors_lifetime": 1.0}
+    gpu = GpuHealth("GPU-1", (0,), values, (), 0.0, values)
+    port = PortHealth("mlx5_0/1", {"rdma_link_up": 1.0}, {"rdma_cnp_sent": 2e6, "rdma_symbol_errors": 4.0})
+    row = health._row(HostHealth("h", (0,), 1.0, {}, 0, (gpu,), (port,), (), ()), None, View())
+    assert (row["ecc"], row["ports"]) == ("1", "4")
+    blank = GpuHealth("GPU-1", (0,), {"ecc_corrected_errors_lifetime": 1.0}, (), 0.0, {})
+    assert health._row(HostHealth("h", (0,), 1.0, {}, 0, (blank,), (), (), ()), None, View())["ecc"] is None
+
+
+def test_what_is_not_sampled_has_an_end_on_the_page(bench: Workbench) -> None:
+    many = HealthReport("r", 0, 1.0, 1, 600.0, (), {f"sentence {number}": ("a",) for number in range(1000)})
+    shown = json.dumps(health._not_sampled(many), default=lambda one: one.to_plotly_json())
+    assert shown.count("sentence ") == health.MOST_LEFT_OUT
+    assert "970 more sentences" in shown
 
 
 def test_lines_have_a_value_for_each_bin(bench: Workbench) -> None:
