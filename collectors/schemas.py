@@ -184,9 +184,11 @@ TABLES: dict[str, Table] = {
             Column(
                 "worked_ns",
                 _I64,
-                "Time of the rank's thread inside compute and optimizer segments, without waits for communication and "
-                "without that in which it could have run and no core was free; NULL where that is not known, and of "
-                "ranks that a GPU times.",
+                "Time of the rank's thread inside compute and optimizer segments, without recorded waits for "
+                "communication, without segments of other kinds inside, and without that in which it could have run "
+                "and no core was free; NULL where that is not known, where other threads of its process had a core for "
+                "more than a quarter of its own time on one (it may have waited for them), and of ranks that a GPU "
+                "times.",
             ),
             _WRITTEN,
         ),

@@ -5,9 +5,10 @@ all times cancels if each is held against its own past: the change of a rank's w
 all other ranks at the same step. What slows the whole job moves all of them alike. The others' changes are also the
 yardstick of chance: as many as there are, none of them may come near.
 
-That is worth a warning and no accusation: on eight ranks, chance gives none in 200 jobs of white noise, one in about a
-hundred where neighbouring steps correlate by 0.3 (as in trainings on shared cores), and up to four in a hundred where
-noise lasts for tens of steps.
+That is worth a warning and no accusation, unless the times are cleaned of load (`slowed`) and the rank has become
+slower by these alone as well: not one that stayed as it was while all others became faster. On eight ranks, chance
+gives none in 200 jobs of white noise, one in about a hundred where neighbouring steps correlate by 0.3 (as in trainings
+on shared cores), and up to four in a hundred where noise lasts for tens of steps.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ MIN_ROWS, MAX_ROWS = 8, 64
 class Bar:
     """What a change has to reach: ``ratio`` of the rank's work beyond the others'; ``apart``, the change over the
     largest one of any other rank, up or down; ``z``, the change over its standard error along the steps (what is tried,
-    some ranks at some steps, is in it); and ``columns``, steps before it and from it on."""
+    some ranks at some steps, is in it); ``columns``, steps before it and from it on; and ``by_itself``, the ratio to
+    its own past alone, which the whole job's load is in."""
 
     ratio: float
     apart: float
     z: float
     columns: int
+    by_itself: float = 0.0
 
 
 WARNED = Bar(1.06, 2.5, 5.0, 40)
@@ -71,12 +74,15 @@ def find_own_change(work: FloatArray, bar: Bar = WARNED) -> OwnChange | None:
     known = np.isfinite(logs).mean(axis=1) >= 0.9
     if not MIN_ROWS <= known.sum() <= MAX_ROWS or not known.all() or logs.shape[1] < 2 * bar.columns:
         return None
-    logs = logs - column_median(logs)
+    own, logs = logs, logs - column_median(logs)
     noise = _noise(logs)
     first = np.unique(np.linspace(bar.columns, logs.shape[1] - bar.columns, SPLITS).astype(int)).tolist()
     found = [one for at in first if (one := _at(logs, at, noise, bar)) is not None]
     best = max(found, key=lambda one: one.z, default=None)
-    return best if best is not None and _is_lasting(logs, best) else None
+    if best is None or not _is_lasting(logs, best):
+        return None
+    by_itself = changes(own[best.row : best.row + 1], slice(0, best.first), slice(best.first, None))[0]
+    return best if math.exp(by_itself) >= bar.by_itself else None
 
 
 def _noise(logs: FloatArray) -> Noise:

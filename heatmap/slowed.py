@@ -24,20 +24,29 @@ from .peers import FloatArray, peer_counts, row_median
 from .source import Source
 from .verdict import Cause, Culprit, CulpritKind, Findings, Pattern, severity
 
-ACCUSED = Bar(1.07, 4.0, 6.0, 60)
+ACCUSED = Bar(1.07, 4.0, 6.0, 60, by_itself=1.03)
 
 
 def find_slowed(store: Store, attempt: Attempt, seen: Observations, many_peers: int) -> Findings:
     """The rank whose work became slower, where ranks have fewer than ``many_peers``: with more, peers are the better
-    yardstick. Nobody where it is not known how long each worked, as on GPUs, which time their work themselves."""
-    if seen.source.source != Source.SPANS or not seen.cells:
+    yardstick. Without any it did work that no other rank does, and that changes in its own way.
+
+    Nobody where it is not known how long each worked, as on GPUs, which time their work themselves, or where no
+    communication was recorded: then who waits for the slow rank may look as busy.
+    """
+    if seen.source.source != Source.SPANS or not seen.cells or seen.waits_ms is None:
         return Findings()
     worked = worked_ms(store, attempt, seen)
     change = find_own_change(worked, ACCUSED)
-    roles = seen.placement.roles(seen.ranks)
-    if change is None or peer_counts(roles, np.ones(len(roles), bool))[change.row] >= many_peers:
+    if change is None or not has_few_peers(seen, change.row, many_peers):
         return Findings()
     return Findings(culprits=(_culprit(store, attempt, change, seen, worked),))
+
+
+def has_few_peers(seen: Observations, row: int, many_peers: int) -> bool:
+    """Whether a rank has peers, but fewer than many: then they move as it does where the job's work changes."""
+    roles = seen.placement.roles(seen.ranks)
+    return 1 <= int(peer_counts(roles, np.ones(len(roles), bool))[row]) < many_peers
 
 
 def worked_ms(store: Store, attempt: Attempt, seen: Observations) -> FloatArray:
@@ -87,8 +96,9 @@ def _evidence(store: Store, attempt: Attempt, rank: int, steps: tuple[int, int],
         return ()
     return (
         Evidence(
-            f"rank {rank} works {own:.2f} ms a step, waits for communication and for a core left out (median over "
-            f"steps {steps[0]} to {steps[1]}); {before:.2f} ms in steps {past[0]} to {past[1]}: x{own / before:.2f}",
+            f"rank {rank} works {own:.2f} ms a step, recorded waits for communication and waits of its thread for a "
+            f"core left out (median over steps {steps[0]} to {steps[1]}); {before:.2f} ms in steps {past[0]} to "
+            f"{past[1]}: x{own / before:.2f}; sleep that no span shows is in it",
             own, before, "steps", sql,
         ),
         Evidence(

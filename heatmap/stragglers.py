@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..collectors.store import Attempt, Store
 from ..profiler.vocabulary import SegmentKind
 from .abstaining import data_missing, hidden_below, left_out, not_judged, visible_ratio
@@ -32,8 +30,7 @@ from .network.inside import find_inside
 from .network.waited_for import waited_for
 from .observations import MAIN_KINDS, Observations, observe
 from .own_change import find_own_change
-from .peers import peer_counts
-from .slowed import find_slowed
+from .slowed import find_slowed, has_few_peers
 from .source import Source
 from .thresholds import Thresholds
 from .together import costly_together
@@ -237,7 +234,7 @@ def _own_change(
     cells = [one for one in seen.cells if (one.name, one.kind) in main]
     roles = seen.placement.roles(seen.ranks)
     change = find_own_change(total_work(cells, roles)) if cells else None
-    if change is None or peer_counts(roles, np.ones(len(roles), bool))[change.row] >= thresholds.many_peers:
+    if change is None or not has_few_peers(seen, change.row, thresholds.many_peers):
         return ()
     names = " and ".join(sorted(one.name for one in cells))
     ratio = round(math.exp(change.effect), 4)

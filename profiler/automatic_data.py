@@ -22,12 +22,18 @@ def timed_next(recorder: AnyRecorder, name: str, take: Callable[[], T]) -> T:
     """What ``take`` returns, with a data span around it; inside another such span there is no second one."""
     if getattr(_inside, "on", False):
         return take()
-    span: Any = recorder.begin(recorder.segment(name, SegmentKind.DATA))
+    segment = recorder.segment(name, SegmentKind.DATA)
+    span: Any = recorder.begin(segment)
+    clock = recorder.work_clocks.get(segment)
+    if clock is not None:
+        clock.enter()
     _inside.on = True
     try:
         return take()
     finally:
         _inside.on = False
+        if clock is not None:
+            clock.leave()
         recorder.end(span)
 
 

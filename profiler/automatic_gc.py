@@ -23,8 +23,16 @@ def install_gc(recorder: Recorder | NullRecorder) -> Callable[[], None]:
 
     def observe(phase: str, info: Mapping[str, Any]) -> None:
         if phase == "start":
-            local.span = recorder.begin(segments[min(int(info["generation"]), 2)])
+            segment = segments[min(int(info["generation"]), 2)]
+            local.span = recorder.begin(segment)
+            if segment == segments[2]:  # the others are too short to look at a clock twice
+                local.clock = clock = recorder.work_clocks.get(segment)
+                if clock is not None:
+                    clock.enter()
             return
+        clock, local.clock = getattr(local, "clock", None), None
+        if clock is not None:
+            clock.leave()
         span = getattr(local, "span", None)  # None where the collection began before this was installed
         if span is not None:
             local.span = None

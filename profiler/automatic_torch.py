@@ -117,11 +117,16 @@ def _timed_io(recorder: AnyRecorder, function: Callable[..., Any], name: str) ->
         if in_memory or getattr(_saving, "on", False):
             return function(*args, **kwargs)
         span: Any = recorder.begin(segment)
+        clock = recorder.work_clocks.get(segment)
+        if clock is not None:
+            clock.enter()
         _saving.on = True
         try:
             return function(*args, **kwargs)
         finally:
             _saving.on = False
+            if clock is not None:
+                clock.leave()
             recorder.end(span)
 
     return timed

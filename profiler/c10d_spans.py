@@ -111,6 +111,7 @@ class OperationSpans:
 
     def failed(self, span: Any) -> None:
         """The operation could not be issued."""
+        self._recorder.wait_over(span)
         self._recorder.abandon(span)
 
     def _abandon(self, spans: Sequence[Any]) -> None:
@@ -189,7 +190,10 @@ class OperationSpans:
         except BaseException:
             self._open[id(entry.work)] = entry  # still under way, or lost: in flight, for whoever reads the box
             raise
-        self._end(entry, began_ns)
+        else:
+            self._end(entry, began_ns)
+        finally:
+            self._recorder.wait_over(span)
         return result
 
     def _end(self, entry: OpenWork, began_ns: int) -> None:

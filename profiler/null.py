@@ -46,7 +46,7 @@ class NullRecorder:
     def end(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
-    end_async = wait_begin = wait_end = abandon = end
+    end_async = wait_begin = wait_end = wait_over = abandon = end
     step = end_step = step_metrics = topology = configuration = schedule = fault = exception = close = end
 
     def innermost(self) -> None:

@@ -30,10 +30,10 @@ from .null import NullRecorder
 from .ring_writer import ABORTED, RingWriter, now_ns
 from .span import Span
 from .vocabulary import SegmentKind
-from .work_clock import WorkClock
+from .work_clock import Rest, WorkClock
 
 WORK_KINDS = frozenset({SegmentKind.COMPUTE, SegmentKind.OPTIMIZER})
-"""Kinds of segments inside of which the clock of work runs: those that every rank has in every step."""
+"""Kinds of segments inside of which the clock of work runs, but not in those of other kinds inside of them."""
 
 
 class OpenSpan(Protocol):
@@ -45,7 +45,7 @@ class OpenSpan(Protocol):
         """Arguments as of `begin`."""
 
 
-def _contexts(begin: Begin, end: End, clocks: Mapping[int, WorkClock]) -> OpenSpan:
+def _contexts(begin: Begin, end: End, clocks: Mapping[int, WorkClock | Rest]) -> OpenSpan:
     class SpanContext:
         __slots__ = ("chunk", "microbatch", "segment", "token")
 
@@ -91,8 +91,8 @@ class Recorder(RingWriter):
         self._cadence = cadence or Cadence()
         self._step_start_ns = self._segments_looked_at = 0
         self._work_clock: WorkClock | None = None
-        self.work_clocks: dict[int, WorkClock] = {}
-        """By segment: the clock that runs inside of its spans."""
+        self.work_clocks: dict[int, WorkClock | Rest] = {}
+        """By segment: the clock that runs inside of its spans, or what holds it there."""
         self.span = _contexts(self.begin, self.end, self.work_clocks)
 
     # -- operations that end elsewhere --------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Recorder(RingWriter):
             self._mark(span, "wait_start_ns", None, last=False)
         else:
             if self._work_clock is not None:
-                self._work_clock.wait_begin()
+                self._work_clock.wait_begin(span)
             span.wait_start_ns = now_ns()
 
     def wait_end(self, span: Span) -> None:
@@ -148,12 +148,16 @@ class Recorder(RingWriter):
             self._mark(span, "exposed_ns", None, last=True)
             return
         exposed = now_ns() - span.wait_start_ns
-        if self._work_clock is not None:
-            self._work_clock.wait_end()
+        self.wait_over(span)
         top = self.innermost()
         if top is not None and not top.on_device:
             top.child_ns += exposed
         self.abandon(span, exposed)
+
+    def wait_over(self, span: Span) -> None:
+        """The caller waits no more, however that ended; nothing is recorded. After `wait_end` it does nothing."""
+        if self._work_clock is not None:
+            self._work_clock.wait_end(span)
 
     def abandon(self, span: Span, exposed_ns: int = ABSENT_I64, status: int = OK) -> None:
         """Complete the record of an operation that nobody will wait for. ``status`` is that of one that has ended."""
@@ -254,8 +258,9 @@ class Recorder(RingWriter):
                 self._work_clock.take()
         if self._work_clock is not None and len(self._segments) > self._segments_looked_at:
             self._segments_looked_at = len(self._segments)
-            of_work = (index for (_, kind, _), index in self._segments.copy().items() if kind in WORK_KINDS)
-            self.work_clocks.update(dict.fromkeys(of_work, self._work_clock))
+            clock, rest = self._work_clock, Rest(self._work_clock)
+            kinds = ((index, kind) for (_, kind, _), index in self._segments.copy().items())
+            self.work_clocks.update((index, clock if kind in WORK_KINDS else rest) for index, kind in kinds)
 
     def _count_no_work(self) -> None:
         self.work_clocks.clear()

@@ -19,8 +19,9 @@ from .cadence import chosen as chosen_cadence
 from .clock_exchange import join_exchange
 from .flight_recorder import DumpOnRequest
 from .for_dumps import answer_requests, leave_topology
-from .hot_path import NO_SPAN, OK
+from .hot_path import OK
 from .identity import identify, next_attempt_in
+from .in_compiled_code import no_begin, no_end, no_segment
 from .null import NullRecorder
 from .opening import RecorderSettings, attempt_folder, default_spool, open_recorder
 from .recorder import Recorder
@@ -29,6 +30,7 @@ from .stack_signal import StackOnSignal
 from .store_address import store_address
 from .topology import Topology
 from .vocabulary import SegmentKind
+from .work_clock import Rest
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +196,9 @@ def segment(
 def begin(name: str, *, kind: SegmentKind | str = SegmentKind.COMPUTE, microbatch: int | None = None) -> Any:
     """Begin a region that no ``with`` can hold; give what it returns to `end`, on any thread."""
     index = _recorder.segment(name, kind)  # type: ignore[arg-type]
+    clock = _recorder.work_clocks.get(index)
+    if isinstance(clock, Rest):  # whoever ends it does not say what it was
+        clock.doubt()
     return _recorder.begin(index, ABSENT_I32 if microbatch is None else microbatch)
 
 
@@ -263,38 +268,10 @@ def _exited() -> None:
     shutdown("interrupted" if told else "exited")
 
 
-class _NoSegment:
-    """What compiled code gets for a segment."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _no_segment(
-    name: str,
-    *,
-    kind: SegmentKind | str = SegmentKind.COMPUTE,
-    microbatch: int | None = None,
-    chunk: int | None = None,
-) -> _NoSegment:
-    return _NoSegment()
-
-
-def _no_begin(name: str, *, kind: SegmentKind | str = SegmentKind.COMPUTE, microbatch: int | None = None) -> Any:
-    return NO_SPAN
-
-
-def _no_end(span: Any) -> None:
-    return None
-
-
 _IN_COMPILED_CODE: dict[Callable[..., Any], Callable[..., Any]] = {
-    segment: _no_segment,
-    begin: _no_begin,
-    end: _no_end,
+    segment: no_segment,
+    begin: no_begin,
+    end: no_end,
 }
 
 

@@ -5,26 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 
 _PATH = "/proc/thread-self/schedstat"
 _BYTES = 96
 
+HELPED = 0.25
+"""Time that other threads of the process had a core, over the thread's own: where it is more, the thread may have
+waited for them (parallel kernels, the interpreter's lock), and how long these waited for a core nobody tells."""
+
 
 class WorkClock:
-    """Runs while the thread that made it is inside of work, and stands still while it waits for communication.
+    """Runs while the thread that made it is inside of work, and stands still inside of anything else and in waits.
 
     Linux counts in nanoseconds how long each thread was ready to run and no core was free: the second number of its
     ``schedstat`` (Documentation/scheduler/sched-stats.rst). That is left out; what a thread sleeps of its own accord is
-    not. A reading takes 1.5 us. Work may nest; of other threads nothing is counted.
+    not. A reading takes 1.5 us. Work may nest. Other threads' work is not counted, and makes a step unknown (`HELPED`).
+
+    State changes before time is read: a garbage collection that strikes in a reading finds it consistent.
     """
 
-    __slots__ = ("_depth", "_file", "_is_known", "_is_lost", "_since_ns", "_thread", "_worked_ns")
+    __slots__ = (
+        "_depth", "_file", "_in_work", "_is_doubted", "_is_known", "_is_lost", "_is_watching",
+        "_rests", "_since", "_taken", "_thread", "_waits_for", "_worked_ns",
+    )  # fmt: skip
 
     def __init__(self, file: int) -> None:
         self._file, self._thread = file, threading.get_ident()
-        self._depth = self._since_ns = self._worked_ns = 0
-        self._is_known = self._is_lost = False
+        self._depth = self._rests = self._worked_ns = 0
+        self._taken, self._in_work = _ran_ns(), (0, 0)
+        self._since: tuple[int, tuple[int, int]] | None = None
+        self._waits_for: object = None
+        self._is_known = self._is_doubted = self._is_lost = self._is_watching = False
 
     @classmethod
     def of_this_thread(cls) -> WorkClock | None:
@@ -44,34 +56,64 @@ class WorkClock:
         if threading.get_ident() == self._thread:
             self._depth += 1
             if self._depth == 1:
-                self._since_ns = self._now_ns()
+                self._rests, self._waits_for = 0, None
+                self._run()
 
     def leave(self) -> None:
         """The thread has worked."""
         if self._depth and threading.get_ident() == self._thread:
-            if self._depth == 1:
-                self._stop()
             self._depth -= 1
+            if not self._depth:
+                self._stop()
 
-    def wait_begin(self) -> None:
-        """A thread begins to wait for communication."""
+    def rest_begin(self) -> None:
+        """Something else than work begins on a thread."""
         if self._depth and threading.get_ident() == self._thread:
+            self._rests += 1
             self._stop()
 
-    def wait_end(self) -> None:
-        """The wait is over."""
+    def rest_end(self) -> None:
+        """It has ended."""
+        if self._rests and self._depth and threading.get_ident() == self._thread:
+            self._rests -= 1
+            self._run()
+
+    def wait_begin(self, operation: object) -> None:
+        """A thread begins to wait for a communication."""
+        if self._depth and self._waits_for is None and threading.get_ident() == self._thread:
+            self._waits_for = operation
+            self._stop()
+
+    def wait_end(self, operation: object) -> None:
+        """The wait is over, if there is one for this operation: one inside of it ends no other."""
+        if self._waits_for is operation and self._depth and threading.get_ident() == self._thread:
+            self._waits_for = None
+            self._run()
+
+    def doubt(self) -> None:
+        """Something else than work begins whose end nobody tells: what is worked in this step is not known."""
         if self._depth and threading.get_ident() == self._thread:
-            self._since_ns = self._now_ns()
+            self._is_doubted = True
 
     def take(self) -> int | None:
-        """Nanoseconds worked since the last call; None if no work was seen to end."""
-        worked = self._worked_ns if self._is_known and not self._is_lost else None
-        self._worked_ns, self._is_known = 0, False
-        return worked
+        """Nanoseconds worked since the last call; None if no work was seen to end, or if they cannot be trusted.
+
+        What other threads ran is read once a step, and with each reading only from the first step on in which it was
+        too much: it may all lie outside of work.
+        """
+        before, self._taken = self._taken, _ran_ns()
+        own, helped = self._in_work if self._is_watching else _between(before, self._taken)
+        worked, is_known = self._worked_ns, self._is_known and not (self._is_doubted or self._is_lost)
+        is_shared = self._is_known and helped > HELPED * own
+        self._worked_ns, self._in_work = 0, (0, 0)
+        self._is_known = self._is_doubted = False
+        if is_shared and not self._is_watching:
+            self._is_watching, self._is_doubted = True, self._since is not None  # begun without that reading
+        return worked if is_known and not is_shared else None
 
     def stop(self) -> None:
         """Forget what is under way: nothing is counted until work begins anew."""
-        self._depth = 0
+        self._depth, self._since = 0, None
 
     def close(self) -> None:
         """Let go of the file."""
@@ -80,15 +122,44 @@ class WorkClock:
         with contextlib.suppress(OSError):
             os.close(file)
 
-    def _stop(self) -> None:
-        self._worked_ns += self._now_ns() - self._since_ns
-        self._is_known = True
+    def _run(self) -> None:
+        if self._depth and not self._rests and self._waits_for is None:
+            self._since = self._now()
 
-    def _now_ns(self) -> int:
-        """A clock that stands still while no core is free."""
+    def _stop(self) -> None:
+        since, self._since = self._since, None
+        if since is not None:
+            now = self._now()
+            self._worked_ns += now[0] - since[0]
+            if self._is_watching:
+                (own, helped), (more, more_helped) = self._in_work, _between(since[1], now[1])
+                self._in_work = own + more, helped + more_helped
+            self._is_known = True
+
+    def _now(self) -> tuple[int, tuple[int, int]]:
+        """A clock that stands still while no core is free; and what threads ran, where that is watched."""
         try:
             waited = int(os.pread(self._file, _BYTES, 0).split()[1])
         except (OSError, ValueError, IndexError):  # such as closed by another thread: training goes on
             self._is_lost = True
-            return 0
-        return monotonic_ns() - waited
+            return 0, (0, 0)
+        return monotonic_ns() - waited, _ran_ns() if self._is_watching else (0, 0)
+
+
+def _ran_ns() -> tuple[int, int]:
+    """How long this thread, and how long the others of its process have had a core."""
+    own = thread_time_ns()
+    return own, process_time_ns() - own
+
+
+def _between(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
+    return now[0] - before[0], now[1] - before[1]
+
+
+class Rest:
+    """Holds a clock of work inside of segments that are no work: stands where a `WorkClock` does."""
+
+    __slots__ = ("doubt", "enter", "leave")
+
+    def __init__(self, clock: WorkClock) -> None:
+        self.enter, self.leave, self.doubt = clock.rest_begin, clock.rest_end, clock.doubt

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import megascope
-from megascope.profiler import session
 from megascope.profiler.box import BoxReader
 from megascope.profiler.cadence import Cadence
 from megascope.profiler.hot_path import NO_SPAN
+from megascope.profiler.in_compiled_code import no_begin
 from megascope.profiler.open_spans import LEAK_STEPS
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
@@ -23,7 +23,7 @@ from megascope.profiler.ring_writer import ABORTED
 from megascope.profiler.span import Span
 from support.recording import SMALL, Recorded, settings
 
-NO_TOKENS = [session._no_begin("x"), None]
+NO_TOKENS = [no_begin("x"), None]
 """What compiled code gets for a span: 0; and what code that forgot to begin one has."""
 
 
@@ -55,9 +55,9 @@ def test_an_end_without_a_begin_does_nothing(tmp_path: Path, token: Any, status:
 def test_what_compiled_code_begins_may_be_ended_outside_of_it(tmp_path: Path) -> None:
     recorder = megascope.init(spool=tmp_path, agent=False, run="r", automatic="none")
     try:
-        megascope.end(session._no_begin("x"))
+        megascope.end(no_begin("x"))
         with megascope.segment("y"):
-            megascope.end(session._no_begin("x"))
+            megascope.end(no_begin("x"))
         assert len(BoxReader(tmp_path / "r" / "0" / "rank-00000.box").read_ring(0, 0).records) == 1
     finally:
         megascope.shutdown()
