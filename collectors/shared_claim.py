@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -44,13 +45,24 @@ class SharedClaim:
         """Whether this process took it and has not seen anybody else take it since."""
         return self._own is not None
 
+    @property
+    def path(self) -> Path | None:
+        """The file by which this process has it; None where it has not."""
+        return self._own
+
     def take(self) -> bool:
-        """Whether it is this process's now, which renews it. OSError where the store cannot be written."""
-        newest = self._newest()
+        """Whether it is this process's now, which renews it. OSError where the store cannot be read or written.
+
+        One that is this process's and does not show in the store is no loss before nobody has renewed it for its time.
+        """
+        newest = self.newest()
         if self._own is not None:
-            if newest == self._own:
+            is_unseen = _number(newest) < _number(self._own)
+            if newest == self._own or (is_unseen and _is_there(self._own)):  # a listing may be an old one
                 self._renew()
                 return True
+            if is_unseen and self._clock() - self._renewed < self._lease_s:
+                raise OSError(errno.ENOENT, "The claim does not show in the store", str(self._own))
             self._own = None  # this process was silent for so long that somebody took over
         if newest is not None and not self._is_free(newest):
             return False
@@ -76,8 +88,15 @@ class SharedClaim:
             file.truncate()
             file.write(_FREE)
 
-    def _newest(self) -> Path | None:
-        return max(self._folder.glob(f"{self._name}.claim-*"), key=_number, default=None)
+    def newest(self) -> Path | None:
+        """The file that counts, whoever has it; None where there is none. OSError where that cannot be told."""
+        return max(self._all(), key=_number, default=None)
+
+    def _all(self) -> list[Path]:
+        try:  # not by a pattern: that passes errors over, and nobody would have it
+            return [path for path in self._folder.iterdir() if path.name.startswith(f"{self._name}.claim-")]
+        except FileNotFoundError:
+            return []
 
     def _is_free(self, path: Path) -> bool:
         try:
@@ -96,18 +115,20 @@ class SharedClaim:
         if not _created(path, self._holder):
             return False
         self._own, self._renewed = path, self._clock()
-        for old in self._folder.glob(f"{self._name}.claim-*"):
-            if _number(old) < _number(path):
-                old.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the one with the highest number counts
+            for old in self._all():
+                if _number(old) < _number(path):
+                    old.unlink(missing_ok=True)
         return True
 
     def _renew(self) -> None:
         if self._own is not None and self._clock() - self._renewed >= self._lease_s / 5:
-            self._renewed = self._clock()
+            now = self._clock()
             if isinstance(self._own, ObjectPath):
                 self._own.write_text(self._holder)
             else:
                 os.utime(self._own)
+            self._renewed = now  # one that fails is tried again the next time
 
 
 def _created(path: Path, holder: str) -> bool:
@@ -118,6 +139,15 @@ def _created(path: Path, holder: str) -> bool:
         with path.open("x", encoding="utf-8") as file:
             file.write(holder)
     except FileExistsError:
+        return False
+    return True
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there. OSError where that cannot be told."""
+    try:
+        path.stat()
+    except FileNotFoundError:
         return False
     return True
 

@@ -25,7 +25,7 @@ from .corpus import encode, identity_of, read_text, train_tokenizer
 from .data import Batches, Loader, Split
 from .faults.kinds import parse_fault
 from .faults.switches import FaultSwitches
-from .finite import not_finite
+from .finite import NotFiniteError, not_finite
 from .flops import peak_flops, utilization
 from .optim import learning_rate
 from .parting import hang_up
@@ -176,9 +176,18 @@ class Trainer:
                 gc.collect(1)
 
     def _save_last_good(self, updates: int) -> None:
-        """Save, and stay until all others have. They may be waiting for this rank: so it hangs up first."""
+        """Save, and stay until all others have. They may be waiting for this rank: so it hangs up first.
+
+        The checkpoints before stay: one whose very next loss is not finite is not to be the only one.
+        """
         if self._checkpointer is not None and updates != self._start:
-            self._checkpointer.save(updates, self._loader.position)
+            if all(bool(part.isfinite().all()) for bucket in self.optimizer.buckets for part in bucket.state()):
+                self._checkpointer.save(updates, self._loader.position, prunes=False)
+            else:
+                log.warning(
+                    "The state of rank %d is not finite: that after step %d is not saved.", self._mesh.rank, updates
+                )
+                self._checkpointer.refuse(updates, self._loader.position)
             hang_up()
             self._checkpointer.finish(required=True)
             if not self._checkpointer.wait(updates, RESCUE_S):
@@ -221,7 +230,7 @@ class Trainer:
         with self._probe.span("eval"):
             total = torch.zeros(1, dtype=torch.float64, device=self._device)
             for number in range(train.eval_batches):
-                part = self.pipeline.evaluate(self._loader.load(Split.EVAL, number))
+                part = self._evaluated(number)
                 if part is not None:
                     total += part / train.eval_batches
             if self._world.size > 1:
@@ -232,6 +241,13 @@ class Trainer:
         self._recorder.step_metrics(step, eval_loss=loss)
         if self._progress is not None:
             self._progress(f"step {step + 1}/{train.steps}  eval loss {loss:.4f}")
+
+    def _evaluated(self, number: int) -> Tensor | None:
+        try:
+            return self.pipeline.evaluate(self._loader.load(Split.EVAL, number))
+        except NotFiniteError as error:  # by what the weights have just been updated with
+            error.is_applied = True
+            raise
 
     def _finish(self, result: TrainResult) -> None:
         for flat in self.optimizer.flats:

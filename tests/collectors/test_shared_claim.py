@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,6 +73,61 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         SharedClaim(tmp_path / "file" / "folder", "x", "h").take()
+
+
+def test_a_listing_that_shows_nothing_loses_nobody_s_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Watch()
+    for _ in range(3):
+        (before,) = claims(tmp_path, clock, 1)
+        assert before.take()
+        before.give_free()
+    first, second = claims(tmp_path, clock)
+    assert first.take()
+    (path,) = tmp_path.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", lambda _: iter(()))
+        assert first.take()
+    assert (first.path, list(tmp_path.iterdir())) == (path, [path])
+    content = path.read_text()
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="does not show"):
+        first.take()
+    assert first.is_own
+    path.write_text(content)
+    assert first.take()
+    assert not second.take()
+    path.unlink()
+    clock.now += LEASE_S
+    assert first.take()
+    assert first.path != path
+
+
+def test_a_folder_that_may_not_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (first,) = claims(tmp_path, Watch(), 1)
+    assert first.take()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(PermissionError):
+            first.take()
+    assert first.take()
+
+
+def test_a_renewal_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Watch()
+    (first,) = claims(tmp_path, clock, 1)
+    assert first.take()
+    clock.now += LEASE_S / 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                first.take()
+            clock.now += 0.1
+    assert first.take()
 
 
 def test_of_many_that_find_it_too_old_at_once_one_gets_it(tmp_path: Path) -> None:

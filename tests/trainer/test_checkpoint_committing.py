@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from megascope.trainer.checkpoints import committing
 from megascope.trainer.checkpoints.commit import write_commit
 from megascope.trainer.checkpoints.committing import Committer
-from megascope.trainer.checkpoints.files import commit_path, committed_steps
+from megascope.trainer.checkpoints.files import commit_path, committed_steps, step_folder
 from support.checkpoints import commit_of, new_writers, some_values, write_checkpoint, write_shards
 
 
@@ -53,6 +54,28 @@ def test_a_rank_that_reports_twice_is_not_two_ranks(tmp_path: Path) -> None:
     assert committed_steps(tmp_path) == [4]
     assert first.wait(4, 0.0)
     assert not first.wait(8, 0.0)
+
+
+@pytest.mark.usefixtures("store")
+def test_one_rank_whose_state_is_not_to_count_stops_the_waiting_of_all(tmp_path: Path) -> None:
+    first, second = committers(tmp_path)
+    report = reporter(tmp_path, 4)
+    report(first, 0)
+    second.report(4, None, lambda shards: commit_of(4, shards))
+    began = time.monotonic()
+    assert not first.wait(4, 60.0)
+    assert time.monotonic() - began < 30
+    assert not step_folder(tmp_path, 4).exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_what_is_saved_in_need_pushes_nothing_out(tmp_path: Path) -> None:
+    first, second = committers(tmp_path, keep=1)
+    for step in (2, 3):
+        written = write_shards(new_writers(tmp_path), step, some_values(step))
+        for committer, one in zip((first, second), written, strict=True):
+            committer.report(step, one, lambda shards, step=step: commit_of(step, shards), prunes=step == 2)  # type: ignore[misc]
+    assert committed_steps(tmp_path) == [3, 2]
 
 
 @pytest.mark.usefixtures("store")

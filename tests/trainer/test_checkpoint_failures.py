@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import resource
 import threading
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from megascope.profiler.null import NullRecorder
 from megascope.trainer.checkpoints.files import committed_steps, step_folder
@@ -18,6 +20,7 @@ from megascope.trainer.checkpoints.writing import ShardWriter, Written
 from megascope.trainer.config import CheckpointConfig, OnFailure, TrainConfig
 from megascope.trainer.launch import launch
 from megascope.trainer.loop import TrainResult
+from megascope.trainer.optim import ShardedOptimizer
 from megascope.trainer.stopping import CONTROL_VARIABLE
 from megascope.trainer.worker import run_worker
 from support.forkrun import Outcome, fork_ranks, run_ranks
@@ -168,13 +171,45 @@ def test_what_is_saved_in_need_replaces_no_checkpoint_of_the_same_step(tmp_path:
 def test_the_last_good_state_is_saved_where_no_checkpoint_has_it(
     tmp_path: Path, layout: dict[str, Any], culprit: int
 ) -> None:
-    """By all ranks: also where the one whose loss is not finite holds the store, and the others wait for each other."""
-    checkpoint = CheckpointConfig(folder=tmp_path, every=2)
+    """By all ranks: also where the one whose loss is not finite holds the store, and the others wait for each other.
+
+    The one before stays, although only one is kept otherwise.
+    """
+    checkpoint = CheckpointConfig(folder=tmp_path, every=2, keep=1)
     config = small_config(steps=6, checkpoint=checkpoint, fault=(f"nan rank={culprit} step=3",), **layout)
     outcomes = fork_ranks(config.topology().world_size, lambda: run_worker(config, NullRecorder()))
     assert "not finite" in str(outcomes[culprit].error)
     assert all("not finite" not in str(one.error) for one in outcomes if one.rank != culprit)
     assert [(one.step, one.problems) for one in verify_checkpoints(tmp_path)] == [(3, ()), (2, ())]
+
+
+@pytest.mark.timeout(60)
+def test_a_state_that_is_not_finite_itself_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit of one weight flips after the checkpoint of step 4: what is left is that one."""
+    step = ShardedOptimizer.step
+
+    def flipped(self: ShardedOptimizer, number: int, loss: Tensor | None) -> Tensor:
+        metrics = step(self, number, loss)
+        if number == 4:
+            self.buckets[0].master[0] = math.nan
+            self.buckets[0].gather(wait=True)
+        return metrics
+
+    monkeypatch.setattr(ShardedOptimizer, "step", flipped)
+    config = small_config(steps=8, checkpoint=CheckpointConfig(folder=tmp_path, every=2, keep=1))
+    [outcome] = fork_ranks(1, lambda: run_worker(config, NullRecorder()))
+    assert "not finite" in str(outcome.error)
+    assert [(one.step, one.problems) for one in verify_checkpoints(tmp_path)] == [(4, ())]
+    assert not step_folder(tmp_path, 5).exists()
+
+
+@pytest.mark.timeout(60)
+def test_weights_that_an_evaluation_finds_broken_are_not_saved(tmp_path: Path) -> None:
+    train = {"learning_rate": 1e30, "warmup_steps": 0, "eval_every": 1, "eval_batches": 1}
+    config = small_config(steps=3, train=train, checkpoint=CheckpointConfig(folder=tmp_path, every=2))
+    [outcome] = fork_ranks(1, lambda: run_worker(config, NullRecorder()))
+    assert "not finite" in str(outcome.error)
+    assert committed_steps(tmp_path) == []
 
 
 @pytest.mark.timeout(60)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megascope.trainer.supervisor.detectors import (
@@ -143,7 +143,9 @@ def test_memory_errors_that_become_more_are_told() -> None:
     assert device_errors([reading(3, 1), reading(3, 2)]) == []
 
 
-@pytest.mark.parametrize(("xid", "speaks"), [(79, True), (48, True), (119, True), (13, False), (31, False)])
+@pytest.mark.parametrize(
+    ("xid", "speaks"), [(79, True), (48, True), (999, True), (13, False), (31, False), (69, False)]
+)
 def test_xids_that_no_program_causes_are_told(xid: int, speaks: bool) -> None:
     found = device_errors([DeviceReading("node-1", "0000:9b:00", 1, XID_METRIC, xid)])
     assert [sign.detector for sign in found] == [Detector.XID] * speaks
@@ -168,6 +170,7 @@ durations = st.one_of(st.none(), st.floats(0, 1e12))
 numbers = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 
 
+@example([(None, 3.0, norm, 1) for norm in (6.3e303, 1.7976299654662702e308, 0.0)])
 @given(st.lists(st.tuples(durations, numbers, numbers, st.one_of(st.none(), st.integers(0, 10**9))), max_size=40))
 def test_no_detector_fails_whatever_is_missing(rows: list[tuple[float | None, ...]]) -> None:
     records = [

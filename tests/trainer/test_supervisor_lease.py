@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -81,6 +83,62 @@ def test_one_on_another_machine_that_is_silent_is_replaced_and_hears_of_it(
     said: list[str] = []
     with Lease(tmp_path, "r", 0.5).held(said.append):
         assert "run r was supervised on far" in said[0]
+
+
+def test_a_lease_that_cannot_be_renewed_is_not_sure_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.02)
+    monkeypatch.setattr(lease_module, "FRESH_S", 0.2)
+    lease = Lease(tmp_path, "r", 0.5)
+    with lease.held(silent):
+        deadline = time.monotonic() + 20
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "utime", fail)
+            while lease.is_fresh:
+                assert time.monotonic() < deadline, "nobody has renewed it"
+                time.sleep(0.02)
+        assert not lease.is_lost
+        while not lease.is_fresh:
+            assert time.monotonic() < deadline, "it is renewed again"
+            time.sleep(0.02)
+
+
+def test_a_lease_is_not_taken_back_from_whoever_had_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has ended in order before this one looks again; the history that this one knows is an old one."""
+    lease, other = Lease(tmp_path, "r", 5.0), elsewhere(tmp_path)
+    lease._take(silent)
+    (path,) = tmp_path.iterdir()
+    take, is_over, looks = SharedClaim.take, threading.Event(), list[int]()
+
+    def late(claim: SharedClaim) -> bool:
+        if not looks:
+            SharedClaim.set_free(path)
+            assert take(other)
+            other.give_free()
+        elif len(looks) > 5:
+            is_over.set()
+        looks.append(len(looks))
+        return take(claim)
+
+    monkeypatch.setattr(SharedClaim, "take", late)
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.01)
+    lease._keep(is_over)
+    assert lease.is_lost
+    assert take(elsewhere(tmp_path)), "it was given free"
+
+
+def test_a_process_that_nobody_has_reaped_yet_has_no_lease(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    try:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert lease_module._started(child.pid) is None
+    finally:
+        child.wait()
+    assert lease_module._started(os.getpid()) is not None
 
 
 def test_nodes_have_ended_before_another_supervisor_can_begin() -> None:

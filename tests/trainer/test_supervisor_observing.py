@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megascope.collectors import step_rows
 from megascope.collectors.duck import connect
 from megascope.collectors.hardware.metrics import ECC_ERRORS
+from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
+from megascope.trainer.supervisor.detectors import missed_heartbeats, not_finite
 from megascope.trainer.supervisor.observing import Observer
 from megascope.trainer.supervisor.signs import Beat
-from megascope.trainer.supervisor.steps_seen import MOST_BEHIND, StepsSeen
+from megascope.trainer.supervisor.steps_seen import LATE_STEPS, MOST_BEHIND, StepsSeen
 from megascope.trainer.supervisor.tail import Tail
 
 WORLD = 2
@@ -102,6 +107,23 @@ def test_a_rank_that_tells_of_nothing_hides_no_step_for_ever(fleet: Fleet) -> No
     assert fleet.look() == [0]
 
 
+def test_metrics_that_come_after_their_row_are_taken_over(fleet: Fleet) -> None:
+    """As of a device: when the row of a step is handed out, its results have not been read yet."""
+    for step in range(4):
+        late = [(rank, step - 1) for rank in range(WORLD)] if step else []
+        bare, full = rows_of([(rank, step) for rank in range(WORLD)], None), rows_of(late)
+        fleet.write("steps", {name: bare[name] + full[name] for name in bare})
+        assert fleet.look() == list(range(step + 1))
+        seen = fleet.observer.seen
+        assert [one.loss for one in seen.steps] == [3.0] * step + [None]
+        assert (seen.last_step, seen.furthest) == (step, step - 1 if step else None)
+    fleet.write("steps", rows_of([(0, 3), (1, 3)], math.nan))
+    fleet.look()
+    (sign,) = not_finite(fleet.observer.seen.steps)
+    assert (sign.step, sign.ranks, fleet.observer.seen.furthest) == (3, (0,), 3)
+    assert step_rows._MOST_RECENT <= LATE_STEPS
+
+
 def test_a_rank_s_newest_beat_is_kept(fleet: Fleet) -> None:
     fleet.write("ranks", {"rank": [0, 1], "host": ["a", "b"], "pid": [1, 2]}, axes=())
     reading = [{"segment": "data_read", "kind": "data", "begun_ns": BEGAN}]
@@ -109,7 +131,23 @@ def test_a_rank_s_newest_beat_is_kept(fleet: Fleet) -> None:
         flight = reading if moment == 9 else []
         fleet.write("heartbeats", {"rank": [0], "moment_ns": [BEGAN + moment * SECOND], "in_flight": [flight]})
         fleet.look()
-    assert fleet.observer.seen.beats == [Beat(0, "a", BEGAN + 9 * SECOND, "data_read", 9.0)]
+    (beat,) = fleet.observer.seen.beats
+    assert replace(beat, behind_ns=0) == Beat(0, "a", BEGAN + 9 * SECOND, "data_read", 9.0)
+
+
+def test_a_host_whose_clock_differs_has_missed_no_heartbeat(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of b is a minute behind; both beat every second, until b falls silent."""
+    fleet.write("ranks", {"rank": [0, 1], "host": ["a", "b"], "pid": [1, 2]}, axes=())
+    for second in range(0, 40, 4):
+        monkeypatch.setattr(fleet.observer, "_clock_ns", lambda second=second: BEGAN + second * SECOND)
+        beats = {"rank": [0], "moment_ns": [BEGAN + second * SECOND]}
+        if second < 20:
+            beats = {"rank": [0, 1], "moment_ns": [*beats["moment_ns"], BEGAN + (second - 60) * SECOND]}
+        fleet.write("heartbeats", beats)
+        fleet.look()
+        signs = missed_heartbeats(fleet.observer.seen.beats)
+        assert [sign.ranks for sign in signs] == ([(1,)] if second > 31 else [])
+    assert signs[0].value == 20
 
 
 def test_of_a_counter_only_its_changes_are_kept(fleet: Fleet) -> None:
@@ -128,6 +166,27 @@ def test_another_attempt_is_looked_at_from_its_beginning(fleet: Fleet) -> None:
     assert "has no attempt 1" in str(fleet.observer.problem)
     fleet.observer.begin(0)
     assert fleet.look() == [0]
+
+
+def test_what_is_not_there_yet_is_not_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observer, told = Observer(tmp_path / "store", "run"), list[tuple[bool, str]]()
+
+    def look() -> None:
+        assert not observer.look()
+        told.append((observer.is_blind, str(observer.problem)))
+
+    look()
+    (tmp_path / "store").mkdir()
+    look()
+    with TableWriter(tmp_path / "store", "agent") as writer:
+        writer.write("runs", "other", 0, {"world_size": [WORLD], "start_ns": [BEGAN]}, replace=True)
+        writer.commit()
+    look()
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "refresh", lambda _: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+        look()
+    observer.close()
+    assert [blind for blind, _ in told] == [False, False, False, True], told
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from megascope.trainer.supervisor import pinging, starting
+from megascope.trainer.supervisor import supervisor as supervisor_module
+from megascope.trainer.supervisor.attempt import AttemptState
+from megascope.trainer.supervisor.hub import Hub, Node, open_listener
+from megascope.trainer.supervisor.job import Job
 from megascope.trainer.supervisor.observing import Observer
+from megascope.trainer.supervisor.supervisor import Supervisor
 from support.supervised import Host, Script, World, finish, once, write_steps
 
 
@@ -138,3 +145,73 @@ def hang_at_the_end(host: Host, attempt: int, ranks: Sequence[int]) -> None:
     """In the first attempt the ranks of one host do not end."""
     if attempt or host.name != "node-1":
         finish(host, attempt, ranks)
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[Supervisor]:
+    """A supervisor of two hosts that runs nothing yet; its nodes a and b are there."""
+    hub = Hub(open_listener("127.0.0.1", 0), "secret")
+    job = Job(config=tmp_path / "c.toml", run="run", store=tmp_path, hosts=2, world_size=2, steps=9)
+    supervisor = Supervisor(job, hub, lambda line: None)
+    for host in "ab":
+        hub.nodes[host] = node(host)
+    yield supervisor
+    supervisor.shared.observer.close()
+    hub.nodes.clear()
+    hub.close()
+
+
+def node(host: str) -> Node:
+    wire: Any = SimpleNamespace(send=lambda message: None)
+    return Node(host, 1, "127.0.0.1", wire, 0.0)
+
+
+def withheld(supervisor: Supervisor, *, untold: bool = False) -> AttemptState:
+    """Host b is of no use: its ranks do not end, or (untold) it opened no rendezvous in time."""
+    state = AttemptState(0, ("a", "b"), 1, 0)
+    state.give_up(["b"])
+    state.untold.update(["b"] if untold else [])
+    supervisor.shared.withhold(state)
+    return state
+
+
+def test_a_withheld_host_whose_agent_is_started_again_can_be_used(idle: Supervisor) -> None:
+    withheld(idle)
+    assert idle.shared.barred == {"b"}
+    old = idle.hub.nodes.pop("b")
+    idle.hub.nodes["b"] = node("b")
+    idle._take(idle.hub.nodes["b"], {"say": "stopped", "attempt": 0})
+    assert idle.shared.barred == {"b"}, "what the old one left may still run"
+    idle._take(old, {"say": "lost"})
+    assert (idle.shared.barred, idle.shared.spares()) == (set(), ["a", "b"])
+
+
+def test_a_host_that_was_late_with_its_rendezvous_can_be_used(idle: Supervisor) -> None:
+    state = withheld(idle, untold=True)
+    assert idle.shared.barred == {"b"}
+    idle._take(idle.hub.nodes["b"], {"say": "port", "attempt": 0, "port": 1})
+    assert idle.shared.barred == set()
+    state.port = 1
+    idle.shared.withhold(state)
+    assert idle.shared.barred == set(), "it was there before it could be withheld"
+
+
+def test_nothing_is_started_while_another_supervisor_may_have_the_run(
+    idle: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease: Any = SimpleNamespace(is_lost=False, is_fresh=False)
+    happened: list[str] = []
+
+    def turn(_: float) -> None:
+        happened.append("turn")
+        lease.is_fresh = len(happened) > 2
+
+    def start(*_: object) -> None:
+        happened.append("start")
+
+    idle._lease, idle.shared.turn = lease, turn
+    monkeypatch.setattr(idle, "turn", turn)
+    monkeypatch.setattr(supervisor_module, "await_hosts", lambda *_: ("a", "b"))
+    monkeypatch.setattr(supervisor_module, "start_attempt", start)
+    assert idle._start().hosts == ("a", "b")
+    assert happened == ["turn", "turn", "turn", "start"]

@@ -3,76 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megascope.trainer.supervisor import watching
 from megascope.trainer.supervisor.asking import Answer
-from megascope.trainer.supervisor.attempt import AttemptState
-from megascope.trainer.supervisor.job import Job, Patience
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Trigger
 from megascope.trainer.supervisor.signs import Detector, DeviceReading, Sign, StepRecord
 from megascope.trainer.supervisor.telling import AGAIN_S, MOST_TOLD, Teller
-from megascope.trainer.supervisor.watching import Watcher
-
-
-class EndlessError(Exception):
-    """The watch went on for longer than a test should take."""
-
-
-@dataclass
-class FakeObserver:
-    seen: Seen = field(default_factory=lambda: Seen(0))
-    problem: str | None = None
-
-    def look(self) -> bool:
-        return True
-
-
-def job(**patience: float) -> Job:
-    return Job(
-        config=Path("c.toml"), run="run", store=Path("store"), hosts=2, world_size=4, steps=1000,
-        patience=Patience(look_s=0.0, **patience),
-    )  # fmt: skip
-
-
-def watcher(
-    state: AttemptState | None = None,
-    seen: Seen | None = None,
-    *,
-    worth: bool = True,
-    turns: int = 5,
-    on_turn: Callable[[int], None] = lambda number: None,
-    **patience: float,
-) -> Watcher:
-    state = state or AttemptState(0, ("node-0", "node-1"), 2, time.time_ns())
-    counted = iter(range(turns))
-
-    def turn(_: float) -> None:
-        number = next(counted, None)
-        if number is None:
-            raise EndlessError
-        on_turn(number)
-
-    observer: Any = FakeObserver(seen or Seen(0))
-    return Watcher(job(**patience), state, observer, turn, lambda *_: worth, lambda signs: None, lambda: None)
-
-
-def trained(step_ms: float = 100.0, count: int = 40, age_s: float = 0.0, **more: Any) -> Seen:
-    steps = [StepRecord(number, step_ms * 1e6, tokens=100) for number in range(count)]
-    end_ns = time.time_ns() - int(age_s * 1e9)
-    return Seen(0, steps, count - 1, 1, end_ns, count - 1, end_ns, **more)
-
-
-def ended(**codes: int) -> AttemptState:
-    state = AttemptState(0, ("node-0", "node-1"), 2, time.time_ns())
-    state.codes = {int(rank.removeprefix("r")): code for rank, code in codes.items()}
-    return state
+from support.watching import EndlessError, ended, trained, watcher
 
 
 def test_a_job_in_which_all_ends_well_has_finished() -> None:
@@ -107,44 +47,6 @@ def test_a_stall_that_an_agent_noticed_is_one() -> None:
         watcher(seen=trained(incidents=[{**open_, "closed_ns": 1}])).watch()
 
 
-@pytest.mark.parametrize(("age_s", "step_ms", "stalls"), [(50, 100, True), (0, 100, False), (50, 10_000, False)])
-def test_without_an_agent_a_long_silence_is_a_stall(age_s: float, step_ms: float, stalls: bool) -> None:
-    watch = watcher(seen=trained(step_ms, age_s=age_s), stall_s=30)
-    if stalls:
-        assert watch.watch().trigger is Trigger.STALLED
-    else:
-        with pytest.raises(EndlessError):
-            watch.watch()
-
-
-def test_ranks_that_do_not_end_after_the_last_step_are_a_stall() -> None:
-    """One rank has ended in order; the others hang while they are torn down."""
-    seen, state = trained(age_s=50), ended(r0=0)
-    state.ended_ns = time.time_ns() - 40 * 10**9
-    alert = watcher(state, seen, stall_s=30).watch()
-    assert (alert.trigger, "and 3 ranks do not end" in alert.sentence) == (Trigger.STALLED, True)
-    state.ended_ns = time.time_ns()
-    with pytest.raises(EndlessError):
-        watcher(state, seen, stall_s=30).watch()
-
-
-def test_what_any_rank_tells_of_keeps_the_watchdog_quiet() -> None:
-    """The rows of one rank are lost, so that no step is over; the others train."""
-    seen = trained(age_s=50)
-    seen.furthest, seen.furthest_ns = 90, time.time_ns()
-    with pytest.raises(EndlessError):
-        watcher(seen=seen, stall_s=30).watch()
-
-
-def test_a_store_that_cannot_be_read_is_named_and_is_no_stall() -> None:
-    watch = watcher(AttemptState(0, ("node-0", "node-1"), 2, time.time_ns() - 10**11), start_s=5)
-    blind = watcher(seen=trained(age_s=50), stall_s=30)
-    watch.observer.problem = blind.observer.problem = "stale file handle"
-    assert "(the store: stale file handle)" in watch.watch().sentence
-    with pytest.raises(EndlessError):
-        blind.watch()
-
-
 def test_a_sign_is_told_once_while_it_lasts_and_a_step_s_own_every_time() -> None:
     now, told = [0.0], list[Sign]()
     teller = Teller(told.append, lambda: now[0])
@@ -162,13 +64,6 @@ def test_a_sign_is_told_once_while_it_lasts_and_a_step_s_own_every_time() -> Non
     assert told[3:] == [slow]
     teller.hear([Sign(Detector.GRAD_NORM, "", 4, 3, number) for number in range(100, 100 + MOST_TOLD)])
     assert len(told) == MOST_TOLD
-
-
-def test_a_job_that_never_takes_a_step_is_not_waited_for_for_ever() -> None:
-    state = AttemptState(0, ("node-0", "node-1"), 2, time.time_ns() - 10**11)
-    assert watcher(state, start_s=5).watch().trigger is Trigger.NOT_STARTED
-    with pytest.raises(EndlessError):
-        watcher(state, start_s=5000).watch()
 
 
 class Stragglers:
@@ -278,6 +173,17 @@ def test_a_broken_device_accuses_its_host() -> None:
     watch.readings = [DeviceReading("node-1", "0000:9b:00", time.time_ns(), "xid", 79)]
     alert = watch.watch()
     assert (alert.trigger, [one.host for one in alert.accused]) == (Trigger.DEVICE_ERROR, ["node-1"])
+
+
+@pytest.mark.parametrize("xid", [38, 63, 999], ids=["the driver", "work goes on", "unknown"])
+def test_an_xid_that_speaks_against_no_device_is_only_told(xid: int) -> None:
+    watch = watcher(seen=trained())
+    watch.readings = [DeviceReading("node-1", "0000:9b:00", time.time_ns(), "xid", xid)]
+    told: list[Sign] = []
+    watch.hear = told.extend
+    with pytest.raises(EndlessError):
+        watch.watch()
+    assert {sign.detector for sign in told} == {Detector.XID}
 
 
 @pytest.mark.parametrize("reading", [("node-9", 10**19), ("node-1", 0)], ids=["another host", "an earlier attempt"])

@@ -81,11 +81,12 @@ class Checkpointer:
                 log.warning("A checkpoint that is not used is kept as %s.", path)
         return restored
 
-    def save(self, step: int, position: Position) -> None:
+    def save(self, step: int, position: Position, *, prunes: bool = True) -> None:
         """Take a checkpoint after ``step`` updates, to go on at ``position``; it is written in the background.
 
         One of the same step as the last one, or as what training went on from, is not taken again: its folder may be
         committed. Raises MegascopeError where the write before this one failed, if that is to end the training.
+        ``prunes``: older ones that are no longer kept are removed.
         """
         if step == self._newest:
             return
@@ -98,9 +99,16 @@ class Checkpointer:
                 ready = self._host.take()
             generators = states_of_generators(self._device)
         make = self._commit_of(step, position)
-        work = (step, ready, self._host.pieces(), generators, make)
+        work = (step, ready, self._host.pieces(), generators, make, prunes)
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
+
+    def refuse(self, step: int, position: Position) -> None:
+        """In place of `save`: have no rank's state of this step count. Raises RuntimeError where the store is lost."""
+        if step != self._newest:
+            self._newest = step
+            self.finish()
+            self._committer.report(step, None, self._commit_of(step, position))
 
     def finish(self, *, required: bool = False) -> None:
         """Wait for the write that is under way. MegascopeError where it failed, if that is to end the training.
@@ -131,6 +139,7 @@ class Checkpointer:
         pieces: Sequence[tuple[Piece, memoryview]],
         generators: dict[str, str],
         make: MakeCommit,
+        prunes: bool,
     ) -> None:
         written: Written | None = None
         try:
@@ -141,7 +150,7 @@ class Checkpointer:
                     written = self._writer.write(step, pieces, generators, self._stage_span)
                 finally:  # the others learn of a failure, too
                     with self._probe.span("checkpoint_commit"):
-                        self._committer.report(step, written, make)
+                        self._committer.report(step, written, make, prunes=prunes)
         except Exception as error:  # whatever it is, nobody else sees what ends this thread
             self._failure = error
 

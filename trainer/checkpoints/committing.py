@@ -35,11 +35,12 @@ class Committer:
         self._rank, self._world_size = rank, world_size
         self._reports = 0
 
-    def report(self, step: int, written: Written | None, make: MakeCommit) -> None:
+    def report(self, step: int, written: Written | None, make: MakeCommit, *, prunes: bool = True) -> None:
         """Say that this rank's shard is on disk, or (None) that it could not be written; commit if all others have.
 
         A step that one rank could not write is removed by the last. Raises OSError, and RuntimeError where the store
         is lost. The reports of a rank are numbered: its second one of a step is never counted as another rank's.
+        ``prunes``: what is no longer kept is removed.
         """
         store: Any = dist.distributed_c10d._get_default_store()
         self._reports += 1
@@ -49,6 +50,8 @@ class Committer:
             return
         names = [f"{key}/{rank}" for rank in range(self._world_size)]
         reports = [json.loads(store.get(name)) for name in names]
+        if None in reports:
+            store.set(self._failed(step), "")
         for name in (key, *names):
             store.delete_key(name)
         try:
@@ -58,19 +61,27 @@ class Committer:
         finally:
             if not self.is_committed(step):
                 shutil.rmtree(step_folder(self._folder, step), ignore_errors=True)
-        if None not in reports:
+        if prunes and None not in reports:
             self._prune(step)
+
+    def _failed(self, step: int) -> str:
+        """The key that is there once a rank could not write its shard of a step."""
+        return f"{self._key}/{step}/failed"
 
     def is_committed(self, step: int) -> bool:
         """Whether the checkpoint of a step counts."""
         return commit_path(self._folder, step).exists()
 
     def wait(self, step: int, patience_s: float) -> bool:
-        """Wait until a checkpoint counts, for so long at most; whether it does."""
+        """Wait until a checkpoint counts, or cannot any more, for so long at most; whether it does.
+
+        Raises RuntimeError where the rendezvous store is lost.
+        """
+        store: Any = dist.distributed_c10d._get_default_store()
         deadline = time.monotonic() + patience_s
         while not self.is_committed(step):
-            if time.monotonic() > deadline:
-                return False
+            if time.monotonic() > deadline or store.check([self._failed(step)]):
+                return self.is_committed(step)
             time.sleep(0.05)
         return True
 

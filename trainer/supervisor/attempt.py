@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from .checks import CheckResult
 class AttemptState:
     """What is known of an attempt from its nodes. ``hosts`` are in the order of their ranks.
 
-    ``ended_ns``: when the newest of the ranks that have ended did (UTC). ``untold``: hosts not yet told to start.
+    ``untold``: hosts not yet told to start.
     ``useless``: hosts whose agents are there, but do not do what they are told: they count as lost too.
     """
 
@@ -29,7 +28,6 @@ class AttemptState:
     pids: dict[int, int] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
     checks: dict[str, CheckResult] = field(default_factory=dict)
-    ended_ns: int | None = None
     untold: set[str] = field(default_factory=set)
     useless: set[str] = field(default_factory=set)
 
@@ -75,7 +73,6 @@ class AttemptState:
             return
         if what == "ended":
             self.codes.update({int(rank): int(code) for rank, code in message["codes"].items()})
-            self.ended_ns = time.time_ns()
             self.said[host] = str(message["said"]) or self.said.get(host, "")
         elif what == "started":
             self.pids.update({int(rank): int(pid) for rank, pid in message["pids"].items()})

@@ -13,13 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...collectors.hardware.metrics import ECC_ERRORS
+from ...collectors.hardware.xids import Blame, explain, tell
 from .signs import Beat, Detector, DeviceReading, Sign, StepRecord
 
 ECC_METRIC, XID_METRIC = ECC_ERRORS.name, "xid"
 """Names in table ``health``: a counter, and the number of an Xid event of the NVIDIA driver."""
-
-HARMLESS_XIDS = frozenset({13, 31, 43, 45})
-"""Xids that a program causes by itself: a fault in a kernel, in its memory accesses, a stopped or ended channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +56,14 @@ THRESHOLDS = Thresholds()
 
 
 def missed_heartbeats(beats: Sequence[Beat], limits: Thresholds = THRESHOLDS) -> list[Sign]:
-    """Ranks of which nothing was heard while others were."""
+    """Ranks of which nothing was heard while others were, by one clock."""
     if not beats:
         return []
-    newest = max(beat.moment_ns for beat in beats)
-    silent = [beat for beat in beats if newest - beat.moment_ns > limits.heartbeat_s * 1e9]
+    newest = max(beat.aligned_ns for beat in beats)
+    silent = [beat for beat in beats if newest - beat.aligned_ns > limits.heartbeat_s * 1e9]
     if not silent:
         return []
-    age_s = max(newest - beat.moment_ns for beat in silent) / 1e9
+    age_s = max(newest - beat.aligned_ns for beat in silent) / 1e9
     hosts = tuple(sorted({beat.host for beat in silent}))
     sentence = f"{_ranks(silent)} on {', '.join(hosts[:4])} gave no heartbeat for {age_s:.0f} s, while others did"
     ranks = tuple(sorted(beat.rank for beat in silent))
@@ -143,7 +141,7 @@ def grad_spikes(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS) ->
         norm = step.grad_norm
         if norm is None or not math.isfinite(norm):
             continue
-        mean = math.fsum(before) / len(before) if before else 0.0
+        mean = math.fsum(one / len(before) for one in before)  # whose sum may be too large for a number
         ratio = norm / mean if mean > 0 and len(before) >= limits.grad_steps // 2 else 0.0
         if ratio > limits.grad_factor:
             sentence = f"the gradient norm of step {step.step} is {norm:.3g}, {ratio:.1f} times its running mean"
@@ -186,8 +184,8 @@ def device_errors(readings: Sequence[DeviceReading], limits: Thresholds = THRESH
     for reading in sorted(readings, key=lambda one: one.moment_ns):
         if reading.metric == ECC_METRIC:
             counted.setdefault((reading.host, reading.device), []).append(reading.value)
-        elif reading.metric == XID_METRIC and int(reading.value) not in HARMLESS_XIDS:
-            what = f"Xid {int(reading.value)} of {reading.device or 'a device'} on {reading.host}"
+        elif reading.metric == XID_METRIC and explain(int(reading.value)).blame is not Blame.PROGRAM:
+            what = f"{tell(int(reading.value))} of {reading.device or 'a device'} on {reading.host}"
             found.append(Sign(Detector.XID, what, reading.value, 0, hosts=(reading.host,)))
     for (host, device), values in counted.items():
         more = values[-1] - values[0]
@@ -195,6 +193,14 @@ def device_errors(readings: Sequence[DeviceReading], limits: Thresholds = THRESH
             what = f"{more:g} uncorrectable memory errors more of {device or 'a device'} on {host}"
             found.append(Sign(Detector.ECC, what, more, 0, hosts=(host,)))
     return found
+
+
+def accuses(reading: DeviceReading) -> bool:
+    """Whether a sign of it speaks against its host: an Xid only if the GPU or a link failed, and work ended."""
+    if reading.metric != XID_METRIC:
+        return True
+    xid = explain(int(reading.value))
+    return xid.accuses_hardware and not xid.goes_on
 
 
 def storage_stalls(beats: Sequence[Beat], limits: Thresholds = THRESHOLDS) -> list[Sign]:

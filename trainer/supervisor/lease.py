@@ -35,7 +35,7 @@ class Lease:
     """The lease of one run. `held` takes it and renews it from a thread; ``is_lost`` once somebody else has it."""
 
     def __init__(self, folder: Path, run: str, lease_s: float = LEASE_S) -> None:
-        self._folder, self._run, self._lease_s = folder, run, lease_s
+        self._run, self._lease_s = run, lease_s
         self._claim = SharedClaim(folder, NAME, json.dumps(_identity()), lease_s)
         self._fresh_at = 0.0
         self.is_lost = False
@@ -64,14 +64,14 @@ class Lease:
                 self._claim.give_free()
 
     def _take(self, say: Callable[[str], None]) -> None:
-        path = self._newest()
+        path = self._claim.newest()
         holder, renewed_ns = _holder(path), _changed_ns(path)
         if path is not None and _lives(holder) is False:
             with contextlib.suppress(OSError):
                 SharedClaim.set_free(path)
         is_told = False
         while not self._claim.take():
-            now_at = self._newest()
+            now_at = self._claim.newest()
             if now_at != path or _changed_ns(path) != renewed_ns or _lives(holder):
                 raise MegascopeError(
                     f"Run {self._run!r} is supervised already, {_where(_holder(now_at))}: end that supervisor first, "
@@ -87,18 +87,18 @@ class Lease:
         self._fresh_at = time.monotonic()
 
     def _keep(self, is_over: threading.Event) -> None:
+        first = self._claim.path
         while not is_over.wait(min(RENEW_S, self._lease_s / 10)):
+            looked_at = time.monotonic()
             try:
                 is_own = self._claim.take()
             except OSError:  # not now: whether it is still ours will be seen
                 continue
-            if not is_own:
+            if not is_own or self._claim.path != first:  # whoever had it meanwhile may have written another history
                 self.is_lost = True
+                self._claim.give_free()
                 return
-            self._fresh_at = time.monotonic()
-
-    def _newest(self) -> Path | None:
-        return max(self._folder.glob(f"{NAME}.claim-*"), default=None)
+            self._fresh_at = looked_at
 
 
 def _identity() -> dict[str, object]:
@@ -117,9 +117,10 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in ticks of the kernel; None where there is no such process."""
+    """When a process started, in ticks of the kernel; None where none runs, also of one that nobody has reaped yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if stat[0] in "ZX" else stat[19]
     except (OSError, IndexError):
         return None
 

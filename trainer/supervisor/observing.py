@@ -5,12 +5,14 @@ Every look reads only what has come since the one before, so that it costs the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...collectors.store import Attempt, Store
-from ...profiler.errors import MegascopeError
+from ...profiler.errors import MegascopeError, UsageError
 from .detectors import ECC_METRIC, XID_METRIC
 from .goodput import StepSpan
 from .signs import Beat, DeviceReading, StepRecord
@@ -71,15 +73,19 @@ class Seen:
 
 
 class Observer:
-    """Reads a store that is being written. Where it cannot be read, what was known before stays."""
+    """Reads a store that is being written. Where it cannot be read, what was known before stays.
 
-    def __init__(self, root: Path, run: str) -> None:
+    ``problem``: what kept the last look from telling anything; ``is_blind``: not even whether there is anything.
+    """
+
+    def __init__(self, root: Path, run: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
         from ...collectors.duck import connect  # noqa: PLC0415
 
-        self._root, self._run = root, run
+        self._root, self._run, self._clock_ns = root, run, clock_ns
         self._store: Store | None = None
         self._connection = connect()
         self.problem: str | None = None
+        self.is_blind = False
         self.begin(0)
 
     def begin(self, attempt: int) -> None:
@@ -92,6 +98,7 @@ class Observer:
         self._steps = StepsSeen(self._connection)
         self._beats: dict[int, Beat] = {}
         self._hosts: dict[int, str] = {}
+        self._behind_ns: dict[str, int] = {}
         self._read_files: dict[str, list[str]] = {}
         self._values: dict[tuple[str, str | None], float] = {}
 
@@ -112,10 +119,22 @@ class Observer:
                 self.seen.incidents = self._store.read("incidents", self._attempt).to_pylist()
         except (MegascopeError, OSError, duckdb.Error) as error:
             self._read_files.clear()
-            self.problem = str(error).partition("\n")[0]
+            self.problem, self.is_blind = str(error).partition("\n")[0], not self._sees(error)
             return False
-        self.problem = None
+        self.problem, self.is_blind = None, False
         return True
+
+    def _sees(self, error: Exception) -> bool:
+        """Whether an error only says that the store, or the attempt in it, is not there yet."""
+        if self._store is None and isinstance(error, MegascopeError):
+            try:
+                next(iter(self._root.iterdir()), None)
+            except FileNotFoundError:
+                return True
+            except OSError:
+                return False
+            return True
+        return isinstance(error, UsageError)
 
     def _has_changed(self, table: str, store: Store, attempt: Attempt) -> bool:
         """Whether a small table, which is read as a whole, has other files than before."""
@@ -130,6 +149,9 @@ class Observer:
         if rows is None:
             return
         for record, end_ns in found.add(rows, attempt.world_size):
+            if seen.last_step is not None and record.step <= seen.last_step:  # its metrics have come
+                seen.steps = [record if one.step == record.step else one for one in seen.steps]
+                continue
             seen.steps.append(record)
             seen.last_step, seen.end_ns = record.step, end_ns
             seen.first_step_ns = seen.first_step_ns or record.start_ns
@@ -137,16 +159,20 @@ class Observer:
         seen.furthest, seen.furthest_ns = found.furthest, found.furthest_ns
 
     def _take_beats(self, store: Store, attempt: Attempt) -> None:
+        """The newest of each rank. A host's clock is behind by what its quickest beat seems to have taken to here."""
         if self._has_changed("ranks", store, attempt):
             rows = store.read("ranks", attempt, ["rank", "host"]).to_pylist()
             self._hosts = {int(row["rank"]): row["host"] for row in rows}
-        new = self._new_beats.take(store, attempt, _NEW_BEATS)
+        new, now_ns = self._new_beats.take(store, attempt, _NEW_BEATS), self._clock_ns()
         for row in () if new is None else new.to_pylist():
             rank, moment_ns = int(row["rank"]), int(row["moment_ns"])
             host, before = self._hosts.get(rank), self._beats.get(rank)
             if host is not None and (before is None or moment_ns > before.moment_ns):
                 self._beats[rank] = Beat(rank, host, moment_ns, row["storage"], row["age_s"] or 0.0)
-        self.seen.beats = [beat for _, beat in sorted(self._beats.items())]
+                self._behind_ns[host] = min(now_ns - moment_ns, self._behind_ns.get(host, now_ns - moment_ns))
+        self.seen.beats = [
+            replace(beat, behind_ns=self._behind_ns[beat.host]) for _, beat in sorted(self._beats.items())
+        ]
 
     def _take_readings(self, store: Store, attempt: Attempt) -> None:
         """Every Xid; of a counter, its first value and those at which it has changed."""

@@ -30,8 +30,8 @@ class Shared:
     """``turn`` lets a moment pass. ``hosts``: those of the newest attempt, in the order of their ranks.
 
     ``withheld``: hosts whose agents are there and whose ranks could not be ended, or that do not do what they are told;
-    they are not used until that very agent says that its ranks have ended. ``may_leave``: whether `EndAskedError` may
-    come out of a turn.
+    they are not used until that very agent says that its ranks have ended, does late what it was told, or is lost.
+    ``may_leave``: whether `EndAskedError` may come out of a turn.
     """
 
     job: Job
@@ -75,11 +75,12 @@ class Shared:
     def withhold(self, state: AttemptState) -> None:
         """Keep hosts out that are of no use although their agents are there: whatever runs there still runs."""
         for host in state.useless:
-            if host in self.hub.nodes:
+            is_late = host in state.untold and state.port is not None  # meanwhile it has opened the rendezvous
+            if host in self.hub.nodes and not is_late:
                 self.withheld[host] = self.hub.nodes[host]
 
     def release(self, node: Node) -> None:
-        """An agent says that the ranks of its host have ended."""
+        """No rank runs on the host of this agent any more."""
         if self.withheld.get(node.host) is node:
             del self.withheld[node.host]
 

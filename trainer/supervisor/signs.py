@@ -55,13 +55,22 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The newest heartbeat of a rank. ``storage``: name and age (s) of an operation on storage that is in flight."""
+    """The newest heartbeat of a rank. ``storage``: name and age (s) of an operation on storage that is in flight.
+
+    ``behind_ns``: how far the clock of its host is behind that of whoever compares; the same for all of a host.
+    """
 
     rank: int
     host: str
     moment_ns: int
     storage: str | None = None
     storage_age_s: float = 0.0
+    behind_ns: int = 0
+
+    @property
+    def aligned_ns(self) -> int:
+        """Its moment by a clock that is the same for all hosts."""
+        return self.moment_ns + self.behind_ns
 
 
 @dataclass(frozen=True, slots=True)

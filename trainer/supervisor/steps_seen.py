@@ -21,10 +21,13 @@ MOST_RANKS_BY_STEP = 4096
 MOST_BEHIND = 20
 """A step that is not told of by all ranks is not waited for once a rank is so many steps further."""
 
+LATE_STEPS = 16
+"""A device's results are read a step or two behind: a step's row comes once more with them, so much later at most."""
+
 NEW_STEPS = """
 SELECT rank, step, start_ns, duration_ns, loss, grad_norm, tokens, written_ns FROM rows
 WHERE step > ? AND duration_ns IS NOT NULL"""
-"""What is read of table ``steps``: the rows of steps after the last one that is over."""
+"""What is read of table ``steps``: the rows of steps that are not over, or whose metrics may still come."""
 
 _BY_STEP = """
 SELECT step, median(duration_ns) AS duration_ns, min(start_ns) AS start_ns, count(*) AS ranks,
@@ -42,12 +45,13 @@ class StepsSeen:
     """Takes over rows of `NEW_STEPS`. ``furthest``: the last step that any rank has completed, with its end (UTC, ns).
 
     ``last``: the last step that is over: all ranks have told of it, or of a later one, or one is far ahead. So a row
-    that is lost hides no step after it.
+    that is lost hides no step after it. A step is over before its metrics have come: then it is told of once more.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
         self._pending: pa.Table | None = None
+        self._told: dict[int, str] = {}
         self.last: int | None = None
         self.furthest: int | None = None
         self.furthest_ns: int | None = None
@@ -55,10 +59,10 @@ class StepsSeen:
     @property
     def after(self) -> int:
         """Rows of later steps than this are wanted."""
-        return -1 if self.last is None else self.last
+        return -1 if self.last is None else max(-1, self.last - LATE_STEPS)
 
     def add(self, rows: pa.Table, world_size: int | None) -> Iterator[tuple[StepRecord, int]]:
-        """The steps that are over now, in order, each with its end (UTC, ns)."""
+        """The steps that are over now, each with its end (UTC, ns), and those over before of which more is known."""
         self._pending = rows if self._pending is None else pa.concat_tables([self._pending, rows])
         few = (world_size or 0) <= MOST_RANKS_BY_STEP
         found = self._query(_BY_STEP.format(by_rank="map_from_entries(list((rank, duration_ns)))" if few else "NULL"))
@@ -67,11 +71,19 @@ class StepsSeen:
                 self.furthest, self.furthest_ns = int(furthest["step"]), int(furthest["end_ns"])
         complete = [row["step"] for row in found if not world_size or row["ranks"] >= world_size]
         until = max([*complete, *(row["step"] for row in found if row["step"] <= self._far_behind())], default=-1)
-        for row in found:
-            if row["step"] <= until:
-                self.last = int(row["step"])
-                yield _record(row), int(row["end_ns"])
+        last = -1 if self.last is None else self.last
+        over = [row for row in found if last < row["step"] <= until or self._has_more(row)]
+        if over:
+            self.last = max(last, *(int(row["step"]) for row in over))
+        self._told.update((row["step"], _metrics(row)) for row in over)
+        self._told = {step: told for step, told in self._told.items() if step > self.after}
         self._pending = self._pending.filter(pc.field("step") > self.after)
+        for row in over:
+            yield _record(row), int(row["end_ns"])
+
+    def _has_more(self, row: dict[str, Any]) -> bool:
+        """Whether a step that was told of has other metrics by now."""
+        return row["step"] in self._told and self._told[row["step"]] != _metrics(row)
 
     def _far_behind(self) -> int:
         return -1 if self.furthest is None else self.furthest - MOST_BEHIND
@@ -81,6 +93,11 @@ class StepsSeen:
             cursor.register("pending", self._pending)
             rows: list[dict[str, Any]] = plain_integers(cursor.sql(sql).to_arrow_table()).to_pylist()
             return rows
+
+
+def _metrics(row: dict[str, Any]) -> str:
+    """What a device computes of a step, as text: a NaN is the same as itself there."""
+    return repr([row[name] for name in ("loss", "grad_norm", "tokens", "first_bad_rank")])
 
 
 def _record(row: dict[str, Any]) -> StepRecord:

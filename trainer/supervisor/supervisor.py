@@ -47,7 +47,7 @@ class Supervisor:
     """Runs one job to its end. `run` returns how it ended; what befalls the job raises nothing.
 
     ``unused``: the first attempt that ranks have recorded nothing of. ``lease``: that of the run, where it has one;
-    once it is lost, nothing more is started.
+    nothing is started while it is not fresh, nor once it is lost.
     """
 
     def __init__(self, job: Job, hub: Hub, say: Say, unused: int = 0, lease: Lease | None = None) -> None:
@@ -89,9 +89,10 @@ class Supervisor:
         if what == "xid":
             device, xid = message.get("device"), float(message["xid"])
             self._readings.append(DeviceReading(node.host, device, time.time_ns(), "xid", xid))
-        elif what == "stopped":
+        elif what in ("stopped", "port"):  # who is withheld and opens a rendezvous was only late with it
             self.shared.release(node)
         elif what == "lost":
+            self.shared.release(node)  # it ends its ranks, and may come back as any host that was lost
             self._say(f"{node.host} is lost")
         if self.state is not None:
             self.state.take(node.host, message)
@@ -100,7 +101,7 @@ class Supervisor:
         """Keep the job going until it has finished, or a decision stops it."""
         began, shared = time.monotonic(), self.shared
         try:
-            with pinging(self.hub.ping, self._may_ping):
+            with pinging(self.hub.ping, self._is_sure):
                 outcome = self._run_leased()
         finally:
             for node in self.hub.nodes.values():
@@ -112,7 +113,8 @@ class Supervisor:
         shared.observer.close()
         return outcome
 
-    def _may_ping(self) -> bool:
+    def _is_sure(self) -> bool:
+        """Whether nobody else can have taken over the run."""
         return self._lease is None or self._lease.is_fresh
 
     def _run_leased(self) -> Outcome:
@@ -166,7 +168,12 @@ class Supervisor:
 
     def _start(self) -> AttemptState:
         shared = self.shared
-        shared.hosts = await_hosts(self.job, self.hub, shared.hosts, lambda: shared.barred, self.turn)
+        while True:
+            hosts = await_hosts(self.job, self.hub, shared.hosts, lambda: shared.barred, self.turn)
+            if self._is_sure():
+                break
+            self.turn(0.5)  # somebody else may be about to start this run
+        shared.hosts = hosts
         state = AttemptState(self._next, shared.hosts, self.job.ranks_per_host, time.time_ns())
         self.state, self._next, self._attempts = state, self._next + 1, self._attempts + 1
         shared.keep(replace(self.history, next_attempt=self._next))

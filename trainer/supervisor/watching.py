@@ -11,7 +11,7 @@ from typing import Any
 from .accusing import accused_by_stragglers, network_signs
 from .asking import Question
 from .attempt import AttemptState
-from .detectors import device_errors, signs_of
+from .detectors import accuses, device_errors, signs_of
 from .job import Job
 from .observing import Observer
 from .policy import Accused, Trigger
@@ -63,6 +63,10 @@ class Watcher:
     signs: tuple[Sign, ...] = ()
     slow_since: int | None = None
     asked: int = 0
+    clock: Callable[[], float] = time.monotonic
+    place: tuple[int | None, ...] = ()
+    quiet_since: float = 0.0
+    looked_at: float = 0.0
 
     def watch(self) -> Alert:
         """Watch until the attempt has ended, or something has to be done about it."""
@@ -76,6 +80,7 @@ class Watcher:
                 if found is None and time.monotonic() >= look_at:
                     look_at = time.monotonic() + self.job.patience.look_s
                     self.observer.look()
+                    self._note_place()
                     self.progress()
                     found = self._from_store() or self._from_signs()
                 if found is not None:
@@ -100,25 +105,38 @@ class Watcher:
             return Alert(None, "all ranks have ended in order")
         return None
 
+    def _note_place(self) -> None:
+        """How far the job has come, and since when it has stood there by this process's clock; a rank's may be another.
+
+        Time in which nobody could see does not count, and as much after it neither: what was made then comes late.
+        """
+        seen, now = self.observer.seen, self.clock()
+        place = seen.last_step, seen.furthest, len(self.state.codes)
+        if place != self.place:
+            self.place, self.quiet_since = place, now
+        elif self.observer.is_blind:
+            self.quiet_since = min(now, self.quiet_since + 2 * (now - self.looked_at))
+        self.looked_at = now
+
     def _from_store(self) -> Alert | None:
         seen, state, patience = self.observer.seen, self.state, self.job.patience
         stall = seen.stall
         if stall is not None:
             return Alert(Trigger.STALLED, f"an agent says that nothing moves ({stall['incident']})")
-        now = time.time_ns()
+        if self.observer.is_blind:  # who cannot see does not know that nothing moves
+            return None
+        quiet_s = self.looked_at - self.quiet_since
         if seen.moved_ns is None:
-            if now - state.began_ns <= patience.start_s * 1e9:
+            if quiet_s <= patience.start_s:
                 return None
             problem = "" if self.observer.problem is None else f" (the store: {self.observer.problem})"
             return Alert(Trigger.NOT_STARTED, f"no step was made within {patience.start_s:g} s{problem}")
         times = [step.duration_ns for step in seen.steps if step.duration_ns is not None]
-        usual_ns = statistics.median(times) if times else 0.0
-        limit_ns = max(patience.stall_s * 1e9, 20 * usual_ns)
-        quiet_ns = now - max(seen.moved_ns, state.ended_ns or 0)
-        if quiet_ns <= limit_ns or self.observer.problem is not None:  # who cannot see does not know that nothing moves
+        usual_s = statistics.median(times) / 1e9 if times else 0.0
+        if quiet_s <= max(patience.stall_s, 20 * usual_s):
             return None
         left = f", and {state.world_size - len(state.codes)} ranks do not end" if state.codes else ""
-        return Alert(Trigger.STALLED, f"no step was made for {(now - seen.moved_ns) / 1e9:.0f} s{left}")
+        return Alert(Trigger.STALLED, f"no step was made for {quiet_s:.0f} s{left}")
 
     def _from_signs(self) -> Alert | None:
         seen = self.observer.seen
@@ -133,7 +151,7 @@ class Watcher:
         if Detector.NOT_FINITE in found:
             sign = next(sign for sign in self.signs if sign.detector is Detector.NOT_FINITE)
             return Alert(Trigger.NOT_FINITE, sign.sentence, signs=self.signs)
-        broken = device_errors(readings, self.job.thresholds)
+        broken = device_errors([one for one in readings if accuses(one)], self.job.thresholds)
         if broken:
             accused = tuple(Accused(host, 0.9, True, sign.sentence) for sign in broken for host in sign.hosts)
             if self.is_worth(Trigger.DEVICE_ERROR, accused):
