@@ -12,8 +12,9 @@ from ..profiler.errors import MegascopeError
 from .keeper import BlockKeeper
 from .listing import Listing
 from .locks import Lock, acquire_lock
-from .manifest import FileEntry, Manifest, is_compactor_folder, read_manifest, write_manifest
+from .manifest import FileEntry, Manifest, is_compactor_folder, new_token, read_manifest, write_manifest
 from .manifest_writer import GRACE_S, LOCK, WriterHeldError
+from .schemas import is_open_block
 from .storage.object_path import ObjectPath
 
 QUIET_S = 60.0
@@ -135,8 +136,9 @@ def _no_locks(root: Path) -> str:
 def _hold(root: Path, folder: Path, stack: contextlib.ExitStack) -> frozenset[str]:
     """Hold a writer; the paths that it lists then, and none where it is back or cannot be held.
 
-    In an object store it is given a new snapshot too, equal to its last one: a writer that slept for longer than its
-    lease lasts finds out with its next commit, and begins anew.
+    In an object store it is given a new snapshot too: a writer that slept for longer than its lease lasts finds out
+    with its next commit, and begins anew. That seals its files: should it come back while this process sleeps, it does
+    not merge them.
     """
     lock = _real_lock(folder)
     if lock is None:
@@ -145,10 +147,16 @@ def _hold(root: Path, folder: Path, stack: contextlib.ExitStack) -> frozenset[st
     manifest = read_manifest(folder)
     if manifest is not None and isinstance(root, ObjectPath):
         try:
-            write_manifest(root, replace(manifest, snapshot=manifest.snapshot + 1))
+            write_manifest(root, _sealed(root, manifest))
         except OSError:
             return frozenset()
     return frozenset(entry.path for entry in manifest.files) if manifest is not None else frozenset()
+
+
+def _sealed(root: Path, manifest: Manifest) -> Manifest:
+    """The next snapshot of a writer that is gone: the same files, all of them the compactor's but for open blocks."""
+    files = tuple(each if is_open_block(each.block) else replace(each, sealed=True) for each in manifest.files)
+    return replace(manifest, snapshot=manifest.snapshot + 1, files=files, token=new_token(root))
 
 
 def _real_lock(folder: Path) -> Lock | None:

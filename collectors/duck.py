@@ -86,6 +86,8 @@ def query_error(error: duckdb.Error) -> MegascopeError:
     message = " ".join(text.split("\n\n")[0].split("LINE ")[0].split())
     if UnreachableError.__name__ in message:
         return MegascopeError(f"The query failed ({message.partition(': ')[2]}): try again once the store answers.")
+    if message.startswith(PermissionError.__name__):
+        return MegascopeError(f"The query failed ({message.partition(': ')[2]}): check the credentials.")
     is_gone = isinstance(error, duckdb.IOException) and "No such file" in message
     if ".parquet" in message and (is_gone or message.startswith("FileNotFoundError")):
         return MegascopeError(

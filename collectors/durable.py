@@ -13,6 +13,9 @@ from typing import Any
 
 from .storage.object_path import ObjectPath
 
+TEMPORARY = "megascope-object-"
+"""How the names of folders of this machine begin in which a file of an object store is made."""
+
 _numbers = itertools.count()
 
 Stage = Callable[[str], AbstractContextManager[Any]]
@@ -49,7 +52,7 @@ def write_durably(
 
 def _put_whole(path: ObjectPath, write: Callable[[Path], None], stage: Stage) -> int:
     """Let ``write`` fill a file of this machine, and put it: nobody ever sees a part of an object."""
-    with tempfile.TemporaryDirectory(prefix="megascope-put-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         temporary = Path(folder, "content")
         with stage("write"):
             write(temporary)

@@ -12,7 +12,7 @@ from .manifest import FileEntry
 from .parquet import read_parquet
 from .storage.object_files import note_size
 from .storage.object_path import ObjectPath
-from .storage.remote import UnreachableError
+from .storage.remote import UNANSWERED
 
 _MAGIC = b"PAR1"
 _FOOTER_BYTES = 8
@@ -60,15 +60,16 @@ class FileChecker:
     def check_thoroughly(self, paths: list[Path]) -> bool:
         """Read every page of the files; True if one was found damaged that was taken for sound before.
 
-        Raises UnreachableError where an object store does not answer, which says nothing of its files.
+        Raises UnreachableError or PermissionError where an object store does not answer, or refuses the credentials,
+        which says nothing of its files.
         """
         found = False
         for path in paths:
             try:
                 read_parquet(path)
-            except UnreachableError:
-                raise
             except (OSError, pa.ArrowException) as error:
+                if isinstance(error, UNANSWERED) and isinstance(path, ObjectPath):
+                    raise
                 reason = f"its content cannot be decoded: {str(error).splitlines()[0][:200]}"
                 with self._lock:
                     self.damaged[path] = DamagedFile(path, reason)

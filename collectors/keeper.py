@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from ..profiler.errors import MegascopeError
-from .durable import make_folders, write_durably
+from .durable import TEMPORARY, make_folders, write_durably
 from .manifest import FileEntry, Manifest, Pruned, compactor_name, data_folder, quote_name
-from .manifest_writer import GRACE_S, Key, ManifestWriter
+from .manifest_entries import Key
+from .manifest_writer import GRACE_S, ManifestWriter
 from .storage.object_path import ObjectPath
 
 SPILL = "spill.tmp"
@@ -29,15 +29,12 @@ class BlockKeeper(ManifestWriter):
         self.block = (run, attempt, block)
         is_object = isinstance(self.root, ObjectPath)
         self._spill_beside = (
-            Path(tempfile.gettempdir(), f"megascope-spill-{secrets.token_hex(8)}") if is_object else None
+            Path(tempfile.gettempdir(), f"{TEMPORARY}spill-{secrets.token_hex(8)}") if is_object else None
         )
         self._committed = (frozenset(self._replaces), self._pruned)
-        try:
+        with self._freed_on_error():
             self.check_whole()
-        except MegascopeError:
-            self.close()
-            raise
-        self._remove_orphans(f"*/run={quote_name(run)}/attempt={attempt}/block={quote_name(block)}/*")
+            self._remove_orphans(f"*/run={quote_name(run)}/attempt={attempt}/block={quote_name(block)}/*")
 
     def __enter__(self) -> BlockKeeper:
         return self
@@ -47,7 +44,7 @@ class BlockKeeper(ManifestWriter):
 
     @property
     def spill(self) -> Path:
-        """A folder for what does not fit into memory; the next holder of the lock deletes what a kill leaves in it."""
+        """A folder for what does not fit into memory. What a kill leaves in it a later writer deletes."""
         return self._spill_beside or self._folder / SPILL
 
     @property

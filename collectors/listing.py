@@ -38,19 +38,21 @@ class Listing:
         self.replaced: frozenset[str] = frozenset()
         self.pruned: Mapping[tuple[str, int], Sequence[Pruned]] = {}
         self.version: tuple[Any, ...] = ()
+        self._is_stale = False  # read since `_index`, be it that reading the rest failed then
 
     def refresh(self) -> None:
         """Take over what was committed since; cheap when nothing was."""
         writers = newest_snapshots(self._root, of_compactors=False)
-        changed = self._refresh(writers)
+        self._is_stale |= self._refresh(writers)
         compactors = newest_snapshots(self._root, of_compactors=True)
-        changed |= self._refresh(compactors)
+        self._is_stale |= self._refresh(compactors)
         for folder in set(self._manifests) - {*writers, *compactors}:
             del self._manifests[folder]
             self.unreadable.pop(folder, None)
-            changed = True
-        if changed:
+            self._is_stale = True
+        if self._is_stale:
             self._index()
+            self._is_stale = False
 
     def manifests(self) -> Mapping[Path, Manifest]:
         """The newest readable snapshot of every writer by its folder, those of the compactors too."""

@@ -16,9 +16,13 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Lock(Protocol):
-    """What `acquire_lock` gives. ``is_real`` is False where it keeps nobody away."""
+    """What `acquire_lock` gives. ``is_real`` is False where it keeps nobody away.
+
+    ``was_held``: somebody is known to have had it before; a file does not tell.
+    """
 
     is_real: bool
+    was_held: bool
 
     def release(self, *, delete: bool = False) -> None:
         """Give it free."""
@@ -34,6 +38,8 @@ class FileLock:
 
     ``is_real`` is False on a file system without locks, where it keeps nobody away.
     """
+
+    was_held = False
 
     def __init__(self, path: Path, fd: int, *, is_real: bool = True) -> None:
         self.path, self._fd, self.is_real = path, fd, is_real

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,9 +22,10 @@ from .schemas import SCHEMA_VERSION, TABLES
 from .storage.object_path import ObjectPath
 
 __all__ = [
-    "COMPACTOR", "KEPT_SNAPSHOTS", "MANIFESTS", "MANIFEST_VERSION", "FileEntry", "Manifest", "Pruned", "Retired",
-    "SupersededError", "compactor_name", "data_folder", "is_compactor_folder", "manifest_folder", "manifest_folders",
-    "manifest_text", "newest_snapshots", "quote_name", "read_manifest", "snapshot_numbers", "write_manifest",
+    "COMPACTOR", "KEPT_SNAPSHOTS", "MANIFESTS", "MANIFEST_VERSION", "FileEntry", "Manifest", "Offer", "Pruned",
+    "Retired", "SupersededError", "compactor_name", "data_folder", "is_compactor_folder", "manifest_folder",
+    "manifest_folders", "manifest_text", "new_token", "newest_snapshots", "quote_name", "read_manifest",
+    "snapshot_numbers", "write_manifest",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Manifest:
     ``order`` is the highest that any of its files ever had. Only a compactor's has ``replaces``, files of other writers
     that count no more because their rows are in its own files or were pruned, and ``pruned``.
     ``has_gap``: one before it could not be read, so that files which nobody lists may be the only copies of their rows.
+    ``token`` tells it from any other in an object store, where a text is somebody's own only if nobody else writes it.
     """
 
     writer: str
@@ -58,6 +61,16 @@ class Manifest:
     replaces: tuple[str, ...] = ()
     pruned: tuple[Pruned, ...] = ()
     has_gap: bool = False
+    token: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A snapshot on its way to the disk, and what its writer has once it is there."""
+
+    manifest: Manifest
+    live: dict[str, FileEntry]
+    retired: dict[str, Retired]
 
 
 def quote_name(name: str) -> str:
@@ -158,7 +171,14 @@ def manifest_text(manifest: Manifest) -> str:
         document |= {"replaces": manifest.replaces, "pruned": [_plain(each) for each in manifest.pruned]}
     if manifest.has_gap:
         document["has_gap"] = True
+    if manifest.token:
+        document["token"] = manifest.token
     return json.dumps(document, separators=(",", ":"))
+
+
+def new_token(root: Path) -> str:
+    """What makes a snapshot unlike all others in an object store; nothing in a folder, where a lock is enough."""
+    return secrets.token_hex(8) if isinstance(root, ObjectPath) else ""
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -39,6 +39,15 @@ class FileEntry:
         return order_of(self.path)
 
 
+Key = tuple[str, str, int, str]
+"""Table, run, attempt and block."""
+
+
+def key_of(entry: FileEntry) -> Key:
+    """Table, run, attempt and block of a file."""
+    return entry.table, entry.run, entry.attempt, entry.block
+
+
 def order_of(path: str) -> int:
     match = _FILE_NAME.fullmatch(path)
     return int(match[1]) if match else 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from .locks import acquire_lock
 from .manifest import (
     FileEntry,
     Manifest,
+    Offer,
     Retired,
     SupersededError,
     compactor_name,
@@ -23,15 +23,17 @@ from .manifest import (
     is_compactor_folder,
     manifest_folder,
     manifest_text,
+    new_token,
     quote_name,
     read_manifest,
     snapshot_numbers,
     write_manifest,
 )
+from .manifest_entries import Key, key_of
 from .marker import write_marker
 from .storage.address import store_path
 from .storage.object_path import ObjectPath
-from .writer_files import read_own, remove_left_over, remove_orphans, stamped, torn_sentence
+from .writer_files import orphans, read_own, remove_left_over, stamped, torn_sentence
 
 GRACE_S = 600.0
 """A replaced file stays this long, so that readers of an older manifest can finish, be it a long export."""
@@ -40,9 +42,6 @@ LOOK_EVERY_S = 10.0
 """How often a writer looks for files of its own that a compactor has replaced."""
 
 LOCK = "lock"
-
-Key = tuple[str, str, int, str]
-"""Table, run, attempt and block."""
 
 
 class WriterHeldError(MegascopeError):
@@ -73,9 +72,13 @@ class ManifestWriter:
                 "again; a second writer has to end, or use another name."
             )
         self._lock = lock
+        with self._freed_on_error():
+            self._begin()
+
+    def _begin(self) -> None:
         remove_left_over(self._folder)
         self.snapshot = max(snapshot_numbers(self._folder), default=0)
-        manifest = read_own(self._folder, writer, self.snapshot)
+        manifest = read_own(self._folder, self.writer, self.snapshot)
         self.is_whole = manifest.snapshot == self.snapshot
         self._has_gap = manifest.has_gap or not self.is_whole
         self.state: Mapping[str, Any] = manifest.state
@@ -85,9 +88,9 @@ class ManifestWriter:
         self._replaces, self._pruned = set(manifest.replaces), manifest.pruned
         self._staged: dict[str, FileEntry] = {}
         self._replaced: set[str] = set()
-        self._offered: _Offer | None = None
-        # Snapshots of the next number whose answers were lost, by their text: one may be in the object store by now.
-        self._unsure: dict[str, _Offer] = {}
+        self._offered: Offer | None = None
+        # Snapshots of the next number that failed, by their text: one may be there, and somebody has built on it.
+        self._unsure: dict[str, Offer] = {}
         # Objects that may have been written and are not listed: deleted once a snapshot says that they will never be.
         self._strays: set[str] = set()
         # Files of our own that a compactor has replaced: never merged again, and dropped with the next commit.
@@ -95,6 +98,15 @@ class ManifestWriter:
         self._compactors: dict[tuple[str, int, str], int] = {}
         self._looked_at = -LOOK_EVERY_S
         self.look_for_compacted()
+
+    @contextlib.contextmanager
+    def _freed_on_error(self) -> Iterator[None]:
+        """Give the name free where opening fails: nobody else in this process would."""
+        try:
+            yield
+        except BaseException:
+            self._lock.release()
+            raise
 
     @property
     def live_bytes(self) -> int:
@@ -147,7 +159,7 @@ class ManifestWriter:
             else:
                 return self.snapshot
 
-    def _offer(self, state: Mapping[str, Any] | None) -> _Offer:
+    def _offer(self, state: Mapping[str, Any] | None) -> Offer:
         now = time.time_ns()
         gone = {path: Retired(path, now) for path in self._replaced | self._compacted if path in self._live}
         kept = {path: entry for path, entry in self._live.items() if path not in gone}
@@ -156,19 +168,14 @@ class ManifestWriter:
         manifest = Manifest(
             self.writer, self.snapshot + 1, tuple(live.values()), tuple(retired.values()),
             self.state if state is None else state, self._order, tuple(sorted(self._replaces)), self._pruned,
-            self._has_gap,
+            self._has_gap, new_token(self.root),
         )  # fmt: skip
-        return _Offer(manifest, live, retired)
+        return Offer(manifest, live, retired)
 
-    def _publish(self, offer: _Offer) -> None:
+    def _publish(self, offer: Offer) -> None:
         if isinstance(self.root, ObjectPath):
-            text = manifest_text(offer.manifest)
-            self._unsure[text] = offer
-            try:
-                write_manifest(self.root, offer.manifest)
-            except SupersededError:
-                del self._unsure[text]
-                raise
+            self._unsure[manifest_text(offer.manifest)] = offer
+            write_manifest(self.root, offer.manifest)
             self._adopt(offer)
             return
         self._offered = offer
@@ -210,7 +217,7 @@ class ManifestWriter:
             return
         self._adopt(offer)
 
-    def _adopt(self, offer: _Offer) -> None:
+    def _adopt(self, offer: Offer) -> None:
         """Go on from a snapshot that is valid now."""
         self.snapshot, self.state, self._live = offer.manifest.snapshot, offer.manifest.state, offer.live
         self._retired = offer.retired
@@ -279,20 +286,14 @@ class ManifestWriter:
         return kept
 
     def _remove_orphans(self, pattern: str) -> None:
-        """Delete what an earlier incarnation of this writer staged and did not live to commit."""
+        """Delete what an earlier incarnation of this writer staged and did not live to commit.
+
+        In an object store that one may only be asleep: a snapshot under its next number keeps it from committing them.
+        """
         listed = self._live.keys() | self._retired.keys()
-        remove_orphans(self.root, self.writer, pattern, listed, has_gap=self._has_gap)
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A snapshot on its way to the disk, and what its writer has once it is there."""
-
-    manifest: Manifest
-    live: dict[str, FileEntry]
-    retired: dict[str, Retired]
-
-
-def key_of(entry: FileEntry) -> Key:
-    """Table, run, attempt and block of a file."""
-    return entry.table, entry.run, entry.attempt, entry.block
+        searches = not self.snapshot and self._lock.was_held
+        found = list(orphans(self.root, self.writer, pattern, listed, has_gap=self._has_gap, searches=searches))
+        if found and isinstance(self.root, ObjectPath):
+            self.publish()
+        for path in found:
+            path.unlink(missing_ok=True)

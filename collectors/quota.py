@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -57,7 +58,7 @@ class Quota:
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root, self.limit_bytes = root, limit_bytes
         self._measured_bytes = self._written_then = 0
-        self._measured_at = -MEASURE_EVERY_S
+        self._measured_at = self._asked_at = -MEASURE_EVERY_S
         self._said = False
 
     @property
@@ -70,9 +71,11 @@ class Quota:
         now = time.monotonic()
         if self.limit_bytes >= NO_LIMIT:
             return False
-        if now - self._measured_at >= MEASURE_EVERY_S:
-            self._measured_bytes, self._written_then = folder_bytes(self.root), written_bytes
-            self._measured_at = now
+        if now - self._asked_at >= MEASURE_EVERY_S:
+            self._asked_at = now
+            with contextlib.suppress(OSError):  # the store does not answer: what was measured last goes on counting
+                self._measured_bytes, self._written_then = folder_bytes(self.root), written_bytes
+                self._measured_at = now
         size = self._measured_bytes + written_bytes - self._written_then
         if size <= self.limit_bytes:
             return False

@@ -23,14 +23,14 @@ from .listing import Listing
 from .manifest import FileEntry, Pruned
 from .schemas import TABLES
 from .storage.object_files import register
-from .storage.remote import UnreachableError
+from .storage.object_path import ObjectPath
+from .storage.remote import UNANSWERED
 from .store_root import CATALOG, find_store, is_named, unreachable, write_catalog
 from .views import ViewSource, view_statements
 
 __all__ = ["CATALOG", "Attempt", "Store"]
 
 log = logging.getLogger(__name__)
-
 
 _RANK_COLUMNS = frozenset(column.name for column in TABLES["ranks"].columns)
 
@@ -93,12 +93,14 @@ class Store:
     def refresh(self) -> None:
         """Take over what was committed since; cheap when nothing was.
 
-        An object store that does not answer now leaves what is known of it; MegascopeError where nothing is.
+        An object store that does not answer leaves what is known of it; MegascopeError where nothing is.
         """
         with self._lock:
             try:
                 self._listing.refresh()
-            except UnreachableError as error:
+            except UNANSWERED as error:
+                if not isinstance(self.root, ObjectPath):
+                    raise
                 if not self._listing.entries:
                     raise unreachable(self.root, error) from error
                 log.warning("%s cannot be read now (%s): what was read before is shown.", self.root, error)
@@ -236,12 +238,11 @@ class Store:
         self.refresh()
         if self.version() != before:
             return True
-        with self._lock:
+        with self._lock, contextlib.suppress(*UNANSWERED):
             paths = [path for table in self.tables() for path in self.files(table, attempt)]
-            with contextlib.suppress(UnreachableError):
-                if self._checker.check_thoroughly([path for path in paths if is_named(path, error)] or paths):
-                    self._damage += 1
-                    return True
+            found = self._checker.check_thoroughly([path for path in paths if is_named(path, error)] or paths)
+            self._damage += found
+            return found
         return False
 
     def _stamp(self) -> tuple[Any, ...]:
@@ -292,8 +293,5 @@ class Store:
         return sorted(found, key=lambda name: (first.index(name) if name in first else len(first), found.index(name)))
 
     def write_catalog(self) -> Path:
-        """Write ``catalog.duckdb`` with all views (absolute paths) for any other DuckDB client, atomically.
-
-        Raises MegascopeError in an object store.
-        """
+        """Write ``catalog.duckdb`` (absolute paths) for other DuckDB clients, atomically; not in an object store."""
         return write_catalog(self.root, self.statements())

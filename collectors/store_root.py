@@ -15,7 +15,7 @@ from .manifest import manifest_folders
 from .marker import check_marker
 from .storage.address import store_path
 from .storage.object_path import ObjectPath
-from .storage.remote import UnreachableError
+from .storage.remote import UNANSWERED
 
 CATALOG = "catalog.duckdb"
 
@@ -30,17 +30,17 @@ def find_store(given: str | Path) -> Path:
             raise MegascopeError(f"{root} is a file, not a store: give the folder that holds the tables.")
         if not check_marker(root) and next(manifest_folders(root), None) is None:
             raise MegascopeError(f"{root} is no store of megascope (it has no manifests): check the path.")
-    except UnreachableError as error:
-        raise unreachable(root, error) from error
-    except PermissionError as error:
+    except UNANSWERED as error:
         if not isinstance(root, ObjectPath):
             raise
-        raise MegascopeError(f"The store {root} may not be read ({error}): check the credentials.") from error
+        raise unreachable(root, error) from error
     return root
 
 
 def unreachable(root: Path, error: OSError) -> MegascopeError:
-    """What is said of an object store that does not answer."""
+    """What is said of an object store that does not answer, or not to us."""
+    if isinstance(error, PermissionError):
+        return MegascopeError(f"The store {root} may not be read ({error}): check the credentials.")
     return MegascopeError(f"The store {root} cannot be read ({error}): try again once it answers.")
 
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 from ..profiler.errors import MegascopeError
 from .durable import make_folders, write_durably
 from .manifest import FileEntry, data_folder, quote_name
-from .manifest_writer import GRACE_S, LOCK, Key, ManifestWriter, WriterHeldError, key_of
+from .manifest_entries import Key, key_of
+from .manifest_writer import GRACE_S, LOCK, ManifestWriter, WriterHeldError
 from .merging import LargeMerge, crowded_large, crowded_small
 from .parquet import conform, last_moment, read_parquet, sort_rows, write_parquet
 from .schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN, is_open_block
@@ -47,7 +48,8 @@ class TableWriter(ManifestWriter):
         self.seal_after_s = seal_after_s
         self._written_ns = max((entry.committed_ns or 0 for entry in self.committed_files), default=0)
         self._large: LargeMerge | None = None
-        self._remove_orphans("*/run=*/attempt=*/block=*/*")
+        with self._freed_on_error():
+            self._remove_orphans("*/run=*/attempt=*/block=*/*")
 
     def __enter__(self) -> TableWriter:
         return self

@@ -6,6 +6,8 @@ import contextlib
 import os
 import secrets
 import threading
+import weakref
+from collections.abc import Callable
 
 from ...profiler.host import host_name
 from .object_path import ObjectPath
@@ -13,12 +15,19 @@ from .object_path import ObjectPath
 LEASE_S = 60.0
 """A lease that nobody renewed for so long is free again, by the server's clock."""
 
+RENEW_EVERY_S = LEASE_S / 4
+
+MOST_WAIT_S = 10.0
+"""For a renewal that is under way when the lease is given free; one that comes later lapses by itself."""
+
 _FREE = b"free"
 _decides: dict[str, bool] = {}
 
 
 class Lease:
     """Held until `release`, or until it was not renewed for `LEASE_S`. Renewal has a thread of its own.
+
+    One that nobody refers to any more is not renewed.
 
     Who takes it makes the object with the next higher number, which only one can. What a lease guards must not rely on
     time alone: a holder that slept may not know yet that it lost it, so manifests are created under their numbers too.
@@ -28,8 +37,10 @@ class Lease:
     def __init__(self, path: ObjectPath, own: ObjectPath, content: bytes, *, is_real: bool) -> None:
         self.path, self.is_real = path, is_real
         self._own, self._content = own, content
+        self.was_held = _number(own) > 1
         self._ended = threading.Event()
-        self._renewer = threading.Thread(target=self._renew, name="megascope-lease", daemon=True)
+        arguments = (weakref.ref(self), self._ended)
+        self._renewer = threading.Thread(target=_keep_renewing, args=arguments, name="megascope-lease", daemon=True)
         self._renewer.start()
 
     @classmethod
@@ -42,9 +53,18 @@ class Lease:
         content = f"{host_name()}:{os.getpid()}:{secrets.token_hex(8)}".encode()
         if not own.create(content):
             return None
-        is_real = _server_decides(own, content)
-        for old in path.parent.glob(f"{path.name}.claim-*"):
-            if _number(old) < _number(own):
+        try:
+            beside = [each for each in path.parent.glob(f"{path.name}.*") if each != own]
+            if any(_is_claim(each) and _number(each) > _number(own) for each in beside):
+                own.unlink(missing_ok=True)  # others were so far ahead that its number was free again
+                return None
+            is_real = _server_decides(own, content)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                own.write_bytes(_FREE)
+            raise
+        with contextlib.suppress(OSError):
+            for old in beside:  # older claims, and what who looked at them was killed over
                 old.unlink(missing_ok=True)
         return cls(path, own, content, is_real=is_real)
 
@@ -53,21 +73,34 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
-        self._renewer.join()
+        self._renewer.join(MOST_WAIT_S)
         with contextlib.suppress(OSError):
             if _newest(self.path) == self._own:
                 self._own.write_bytes(_FREE)
 
-    def _renew(self) -> None:
-        while not self._ended.wait(LEASE_S / 4):
-            with contextlib.suppress(OSError):
-                if _newest(self.path) != self._own:
-                    return
-                self._own.write_bytes(self._content)
+    def renew(self) -> bool:
+        """Let it count from now on; False where somebody else has it."""
+        with contextlib.suppress(OSError):
+            if _newest(self.path) != self._own:
+                return False
+            self._own.write_bytes(self._content)
+        return True
+
+
+def _keep_renewing(find: Callable[[], Lease | None], ended: threading.Event) -> None:
+    while not ended.wait(RENEW_EVERY_S):
+        lease = find()
+        if lease is None or not lease.renew():
+            return
+        del lease
 
 
 def _newest(path: ObjectPath) -> ObjectPath | None:
     return max(path.parent.glob(f"{path.name}.claim-*"), key=_number, default=None)
+
+
+def _is_claim(path: ObjectPath) -> bool:
+    return ".claim-" in path.name
 
 
 def _number(path: ObjectPath | None) -> int:

@@ -29,6 +29,10 @@ LONGEST_REST_S = 10.0
 CONNECT_S, READ_S = 3.0, 4.0
 """What one try may take to connect, and without a byte of the answer."""
 
+SLOWEST_BYTES_S = 2**18
+"""A write may take as long as its bytes take at this rate, beside that. The library times no write: it would wait
+without end for a server that does not say whether it wants the bytes (``Expect: 100-continue``), or reads none."""
+
 _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
@@ -54,6 +58,10 @@ class Entry:
 
 class UnreachableError(OSError):
     """An object store gave no answer within the patience, or is left alone for a moment after it gave none."""
+
+
+UNANSWERED = (UnreachableError, PermissionError)
+"""What says nothing of the objects asked for. For objects alone: a file that may not be read is one of many."""
 
 
 class Storage(Protocol):
@@ -98,9 +106,10 @@ class Remote:
     def put(self, key: str, content: bytes | Path) -> None:
         """Write an object whole, in place of what is there."""
         if isinstance(content, Path):
-            self._call(lambda: self.filesystem.put_file(str(content), key))
+            within = self._within(content.stat().st_size)
+            self._call(lambda: self.filesystem.put_file(str(content), key, **within))
         else:
-            self._call(lambda: self.filesystem.pipe_file(key, content))
+            self._call(lambda: self.filesystem.pipe_file(key, content, **self._within(len(content))))
 
     def create(self, key: str, content: bytes) -> bool:
         """Write an object where there is none; False where there is one with another content.
@@ -115,11 +124,16 @@ class Remote:
 
     def _create(self, key: str, content: bytes) -> None:
         try:
-            self.filesystem.pipe_file(key, content, mode="create")
+            self.filesystem.pipe_file(key, content, mode="create", **self._within(len(content)))
         except OSError as error:  # a server that does not say which condition it was
             if error.errno == errno.EINVAL:
                 raise FileExistsError(key) from error
             raise
+
+    def _within(self, size_bytes: int) -> dict[str, float]:
+        """How long one try of a write may take in all; of a library without an event loop that cannot be said."""
+        is_async = getattr(self.filesystem, "async_impl", False)
+        return {"timeout": CONNECT_S + READ_S + size_bytes / SLOWEST_BYTES_S} if is_async else {}
 
     def delete(self, key: str) -> None:
         """Delete an object, if it is there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from megascope.collectors.manifest import SupersededError, manifest_folder, snap
 from megascope.collectors.retention_plan import Retention
 from megascope.collectors.sql import run_sql
 from megascope.collectors.storage import lease, object_files
+from megascope.collectors.storage import remote as remote_module
 from megascope.collectors.storage.address import store_path
 from megascope.collectors.storage.object_path import ObjectPath
 from megascope.collectors.storage.remote import Remote, UnreachableError, remote_of
@@ -346,6 +348,38 @@ def test_an_agent_whose_files_were_merged_while_it_slept_goes_on(
     assert [row["step"] for row in read_table(store_root, "spans", where="segment_name = 'forward'")] == [*range(6)]
     (attempt,) = read_table(store_root, "runs")
     assert attempt["exit_reason"] == "finished"
+
+
+def test_a_server_that_reads_nothing_and_says_nothing_is_not_waited_for(
+    store_root: ObjectPath, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "CONNECT_S", 0.3)
+    monkeypatch.setattr(remote_module, "READ_S", 0.3)
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    store_root.exists()  # has connected once
+    remote().patience_s, faults.is_mute = 0.0, True
+    raised: list[OSError] = []
+
+    def write() -> None:
+        for request in (
+            lambda: store_root.write_bytes(b"x" * 1000),
+            lambda: (store_root / "new").create(b"x"),
+            lambda: store_root.put_file(tmp_path / "file"),
+        ):
+            remote()._rests_until = 0.0
+            try:
+                request()
+            except UnreachableError as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert (thread.is_alive(), len(raised)) == (False, 3)
+    faults.heal()
+    remote()._rests_until = 0.0
+    assert store_root.write_bytes(b"y") == 1
+    assert store_root.read_bytes() == b"y"
 
 
 def test_a_reader_keeps_what_it_has_while_the_server_is_away(

@@ -30,6 +30,7 @@ class Faults:
 
     ``failing``: share of them that are answered with 500 without reaching the server. ``losing``: share that reach it
     and whose answers are lost. ``late_s``: what each answer takes more. ``is_away``: connections are closed at once.
+    ``is_mute``: they are left open, nothing is read of what is to be written, and nothing answered.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Faults:
     def heal(self) -> None:
         """No faults from now on."""
         self.failing = self.losing = self.late_s = 0.0
-        self.is_away = self.ignores_conditions = False
+        self.is_away = self.is_mute = self.ignores_conditions = False
         self.requests: list[tuple[str, str]] = []
         self.hurt = 0
 
@@ -48,7 +49,20 @@ def _handler(port: int, faults: Faults) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def handle_expect_100(self) -> bool:
+            return not self._is_left() and super().handle_expect_100()
+
+        def _is_left(self) -> bool:
+            """Whether the connection was left without a word for as long as the server was mute."""
+            was_mute = faults.is_mute
+            while faults.is_mute:
+                time.sleep(0.02)
+            self.close_connection |= was_mute
+            return was_mute
+
         def _pass(self) -> None:
+            if self._is_left():
+                return
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length)
             faults.requests.append((self.command, self.path))
