@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..collectors.store import Attempt, Store
 from ..collectors.views import literal
 from .operations import sends
+from .states import Flight
 from .usual import Issued, UsualSteps
 
 ASYNCHRONOUS_BELOW = 0.8
@@ -55,6 +56,11 @@ class History(Protocol):
         """Payload of the operation with that number in the group, bytes, as the rank's earlier steps have it."""
         ...
 
+    def begins_as_usual(self, rank: int, step: int, flight: Flight, before: Sequence[Flight]) -> bool | None:
+        """Whether all that a rank has issued in its step before an operation in flight is what it usually issues first,
+        those ``before`` it that are in flight included. False too where a record is lost."""
+        ...
+
     def repeated(self, step: int) -> frozenset[int]:
         """Ranks that have run a step, or the one before it, twice."""
         ...
@@ -93,6 +99,10 @@ class NoHistory:
         return {}
 
     def expected_size(self, rank: int, step: int, group: int, sequence: int) -> int | None:
+        """Not known."""
+        return None
+
+    def begins_as_usual(self, rank: int, step: int, flight: Flight, before: Sequence[Flight]) -> bool | None:
         """Not known."""
         return None
 
@@ -182,6 +192,14 @@ class StoreHistory:
                 return twin.size_bytes
         return None
 
+    def begins_as_usual(self, rank: int, step: int, flight: Flight, before: Sequence[Flight]) -> bool | None:
+        """See `History`."""
+        usual = self._usual(rank, step)
+        place = usual.place(flight.group or 0, flight.sequence or 0)
+        return (
+            None if place is None else usual.begins_as_usual(place, _issued(flight), [_issued(one) for one in before])
+        )
+
     def repeated(self, step: int) -> frozenset[int]:
         """See `History`: ranks with one piece of work of a step twice."""
         table = self.store.query(
@@ -205,7 +223,7 @@ class StoreHistory:
                 f"""SELECT step, "group", sequence, segment_name, start_ns, duration_ns, size_bytes,
                     coalesce(enqueue_ns, start_ns) AS issued_ns FROM spans
                     WHERE run = {literal(self.attempt.run)} AND rank = {rank}
-                    AND step BETWEEN {step - PAST_STEPS} AND {step - 1}
+                    AND step BETWEEN {step - PAST_STEPS} AND {step}
                     AND sequence IS NOT NULL AND "group" IS NOT NULL ORDER BY start_ns""",
                 attempt=self.attempt,
             ).to_pylist()
@@ -223,5 +241,11 @@ class StoreHistory:
                         row["size_bytes"],
                     )
                 )
-            self._steps[key] = UsualSteps(steps, step)
+            begun = steps.pop(step, ())
+            self._steps[key] = UsualSteps(steps, step, begun)
         return self._steps[key]
+
+
+def _issued(flight: Flight) -> Issued:
+    begun_ns = flight.begun_ns or 0
+    return Issued(flight.group or 0, flight.sequence or 0, flight.segment, begun_ns, begun_ns, None, flight.size_bytes)

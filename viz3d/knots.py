@@ -27,7 +27,7 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
         return _replica(snapshot, missing) or missing
     late = out_of_order(snapshot, graph, programs, knot)
     if late is not None:
-        return [late]
+        return [replace(late, is_suspicion=False)]  # the circle is seen, and somebody has made it
     free, circles = untie(graph, snapshot, knot)
     if free:
         why = "what it has in flight runs beside its work and does not hold it up"

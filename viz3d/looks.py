@@ -14,18 +14,15 @@ from .pace import KnownPace, Pace
 from .patience import OF_THE_PROGRAM
 from .programs import Programs
 from .recovered import with_recovered, without_record
-from .roots import held, name_roots
+from .roots import LINKS, held, name_roots
 from .states import Snapshot
 from .stillness import Stillness, watch
 from .streams import Streams
-from .verdict import Abstention, CulpritKind, State, listed
+from .verdict import Abstention, State, listed
 
 SLOW_S, FIRST_SLOW_S = 7.0, 10.0
 """From so long a wait on (or a whole step, if that is longer) somebody is said to hold the others up; the second is for
 a job that has not completed a step yet."""
-
-INCONCLUSIVE_KINDS = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
-"""Roots that are a suspicion at best: all have joined an operation, and nothing says why it does not complete."""
 
 MAX_ROUNDS = 4
 """So far from ranks without data those are passed over that may wait for them."""
@@ -140,7 +137,7 @@ def _by_their_order(snapshot: Snapshot, history: History, graph: WaitGraph) -> t
     if root is None:
         return None
     waiters = Waiters.of(graph).waiting_for(root.ranks)
-    return graph, [replace(root, waiters=len(waiters), is_suspicion=bool(held(graph, snapshot)))]
+    return graph, [replace(root, waiters=len(waiters), is_suspicion=root.is_suspicion or bool(held(graph, snapshot)))]
 
 
 def _roots(
@@ -155,7 +152,7 @@ def _roots(
 
 
 def _is_firm(roots: Sequence[Root]) -> bool:
-    return any(not root.is_suspicion and root.kind not in INCONCLUSIVE_KINDS for root in roots)
+    return any(not root.is_suspicion and root.kind not in LINKS for root in roots)
 
 
 def _without_their_waiters(
@@ -178,7 +175,7 @@ def _without_their_waiters(
 
 def _held_up(root: Root, snapshot: Snapshot, graph: WaitGraph) -> set[int]:
     """Members of an operation that everyone joined and nobody completes."""
-    if root.group is None or root.kind not in INCONCLUSIVE_KINDS:
+    if root.group is None or root.kind not in LINKS:
         return set()
     operation = graph.joined.get((root.group, root.sequence or 0))
     return set(operation.members) & set(snapshot.states) if operation else set()

@@ -18,7 +18,8 @@ from .verdict import CulpritKind
 class Root:
     """One accusation, before its evidence is gathered. ``group`` is the store's id of the group concerned.
 
-    ``is_suspicion``: something else is not explained by it, so that nobody is accused on it.
+    ``is_suspicion``: something else is not explained by it, so that nobody is accused on it. ``is_alone``: nothing but
+    its own past speaks against it, so that it is one beside any firm root.
     """
 
     ranks: tuple[int, ...]
@@ -30,6 +31,7 @@ class Root:
     waiters: int = 0
     why: str = ""
     is_suspicion: bool = False
+    is_alone: bool = False
 
 
 def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | None = None) -> list[Root]:
@@ -96,17 +98,27 @@ def _unlike_its_past(
     snapshot: Snapshot, history: History, key: tuple[int, int], segment: str, sizes: Mapping[int, int]
 ) -> Root | None:
     """The only member whose record of an operation that all have joined is there, if it gives as much as it never did
-    at that point of its steps. Of several that do so alike the program has changed, and they agree."""
+    at that point of its steps. Of several that do so alike the program has changed, and they agree. Where its step has
+    not begun as usual, the number tells no point of it."""
     name = snapshot.groups.get(key[0])
     if len(sizes) != 1 or name is None or len(without_record(snapshot, name.ranks, key)) != len(name.ranks) - 1:
         return None
     [(rank, size)] = sizes.items()
     step = snapshot.states[rank].step if rank in snapshot.states else None
     usual = None if step is None else history.expected_size(rank, step, *key)
-    if usual is None or usual == size:
+    if step is None or usual is None or usual == size or not _is_at_its_point(snapshot, history, rank, key):
         return None
     why = f"at number {key[1]} of the group rank {rank} gives {size:,} bytes, in its last steps {usual:,} each"
-    return Root((rank,), CulpritKind.MISMATCH, 0.6, segment, *key, why=why)
+    return Root((rank,), CulpritKind.MISMATCH, 0.6, segment, *key, why=why, is_alone=True)
+
+
+def _is_at_its_point(snapshot: Snapshot, history: History, rank: int, key: tuple[int, int]) -> bool:
+    """Whether nothing tells that a rank's step began otherwise than usual before an operation that is in flight."""
+    state = snapshot.states[rank]
+    flight = next((one for one in state.flights if (one.group, one.sequence) == key), None)
+    if flight is None or state.step is None:
+        return False
+    return history.begins_as_usual(rank, state.step, flight, state.before(flight)) is not False
 
 
 def _mismatch(snapshot: Snapshot, history: History, group: int, sequence: int, by_name: dict[str, list[int]]) -> Root:

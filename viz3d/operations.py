@@ -8,6 +8,7 @@ import re
 _SYNCHRONISING = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 _EQUAL = ("allreduce", "allgather", "reducescatter", "broadcast")
 _ONE_WAY = ("forward", "backward")
+_DIRECTIONS = ("_up", "_down")
 _NOT_A_LETTER = re.compile(r"[^a-z]+")
 
 
@@ -42,6 +43,7 @@ def sends(kind: str, segment: str) -> bool | None:
 
 
 def is_one_way(group_kind: str) -> bool:
-    """Whether a group of two ranks carries messages in one direction only, as the edges of a pipeline do."""
+    """Whether a group of two ranks carries messages in one direction only: an edge of a pipeline (`pp_forward`), or a
+    process group's messages to higher or to lower ranks (`pp_up`, `world_down`)."""
     plain = _plain(group_kind)
-    return any(word in plain for word in _ONE_WAY)
+    return any(word in plain for word in _ONE_WAY) or group_kind.lower().endswith(_DIRECTIONS)

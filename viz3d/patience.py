@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..profiler.vocabulary import SegmentKind
@@ -23,9 +24,12 @@ PATIENCE_S = 30.0
 """What is slow by nature, or was never completed before, or is not in any segment, gets this time at least (or three
 steps, if that is more)."""
 
-PROGRAM_S = 600.0
-"""What most ranks of the job are in is the program, and no fault of theirs, for as long as collectives wait by default
-before they time out."""
+PROGRAM_S = 300.0
+"""What most ranks of the job are in is the program, and no fault of theirs, for half as long as NCCL's collectives wait
+by default before they end the job: a verdict after that would find nobody left."""
+
+PROGRAM_TIMES = 20
+"""Where it is known what such a phase usually takes it gets so many times that, if that is less."""
 
 USUAL_TIMES = 10
 """Loading data gets so many times what it usually takes; a checkpoint or an evaluation may well be another one."""
@@ -49,12 +53,13 @@ OF_THE_PROGRAM = frozenset(
 
 @dataclass(slots=True)
 class Patience:
-    """The patience with the roots of a look."""
+    """The patience with the roots of a look; ``moved`` are ranks that did anything since the look before."""
 
     later: Snapshot
     graph: WaitGraph
     pace: Pace
-    _program: frozenset[str] | None = None
+    moved: frozenset[int] = frozenset()
+    _phases: dict[str, list[int]] | None = None
     _last: dict[int, Work] | None = field(default=None)
 
     def needed_s(self, root: Root) -> float:
@@ -63,28 +68,44 @@ class Patience:
         patience = max(PATIENCE_S, 3 * (step_s or 0.0))
         if root.kind in OF_THE_PROGRAM:
             return patience if step_s is None else STUCK_S
-        if self.is_program(root):
-            return max(patience, PROGRAM_S)
-        return max((self._needed_by(rank, patience) for rank in root.ranks), default=patience)
+        needed_s = max((self._needed_by(rank, patience) for rank in root.ranks), default=patience)
+        return max(needed_s, self._of_program_s(root.ranks)) if self.is_program(root) else needed_s
+
+    def _of_program_s(self, ranks: Sequence[int]) -> float:
+        states = (self.later.states.get(rank) for rank in ranks)
+        usual = [None if state is None else self.pace.segment_s(state.works_in or "") for state in states]
+        return max((PROGRAM_S if one is None else min(PROGRAM_S, PROGRAM_TIMES * one) for one in usual), default=0.0)
 
     def is_program(self, root: Root) -> bool:
-        """Whether a root is one of very many ranks that are in the same phase, and wait for nobody there."""
+        """Whether a root is one of very many ranks that are in the same phase, and wait for nobody there.
+
+        One that stands still while half of the others there move is not as they are.
+        """
         if root.kind not in (CulpritKind.HOST_STUCK, CulpritKind.INIT):
             return False
         states = [self.later.states.get(rank) for rank in root.ranks]
-        return all(state is not None and state.works_in in self.program for state in states)
+        phases = {None if state is None else state.works_in for state in states}
+        if not phases <= self.program:
+            return False
+        others = {rank for phase in phases for rank in self._inside.get(phase or "", ()) if rank not in root.ranks}
+        return not self.moved.isdisjoint(root.ranks) or 2 * len(others & self.moved) < max(len(others), 1)
 
     @property
     def program(self) -> frozenset[str]:
         """Phases that half of the ranks are in themselves, or more: not those that wait in them for others."""
-        if self._program is None:
-            works = [(state.rank, state.innermost_work()) for state in self.later.states.values() if state.is_present]
-            inside = Counter(
-                work.segment for rank, work in works
-                if work is not None and work.kind in PHASES and rank not in self.graph.waits
-            )  # fmt: skip
-            self._program = frozenset(name for name, count in inside.items() if count > 1 and 2 * count >= len(works))
-        return self._program
+        present = sum(state.is_present for state in self.later.states.values())
+        return frozenset(name for name, ranks in self._inside.items() if len(ranks) > 1 and 2 * len(ranks) >= present)
+
+    @property
+    def _inside(self) -> Mapping[str, Sequence[int]]:
+        """Phase -> ranks that are in it themselves."""
+        if self._phases is None:
+            self._phases = defaultdict(list)
+            for state in self.later.states.values():
+                work = state.innermost_work() if state.is_present and state.rank not in self.graph.waits else None
+                if work is not None and work.kind in PHASES:
+                    self._phases[work.segment].append(state.rank)
+        return self._phases
 
     def _needed_by(self, rank: int, patience: float) -> float:
         state = self.later.states.get(rank)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from .history import History
 from .mismatch import Root
-from .places import Places
+from .places import Place, Places
 from .states import Flight, RankState, Snapshot
 from .verdict import CulpritKind
 
 MAX_ASKED = 512
 """So many ranks are held against their own steps."""
+
+MAX_WITNESSES = 8
+"""So many ranks of a group or a stage are looked at for one that contradicts."""
 
 MAX_COMPARED = 64
 """So many ranks of a job without a past are compared with their peers."""
@@ -28,6 +31,7 @@ class Programs:
         for rank, state in snapshot.states.items():
             self._of_stage[snapshot.stage_of(rank)].append(state)
         self._asked: set[int] = set()
+        self.is_spent = False  # whether there were more ranks to ask than are asked
         self._compared = 0
 
     def went_past(self, rank: int, group: int) -> bool:
@@ -54,20 +58,82 @@ class Programs:
         """
         if state.step is None or own.group is None or own.sequence is None:
             return None
-        self._asked.add(state.rank)
-        if len(self._asked) > MAX_ASKED:
+        if state.rank not in self._asked and len(self._asked) >= MAX_ASKED:
+            self.is_spent = True
             return None
+        self._asked.add(state.rank)
         return self._history.expected_issued(state.rank, state.step, own.group, own.sequence, other)
 
-    def issues_late(self, state: RankState, head: Flight) -> tuple[int, int] | None:
-        """Of a rank that runs ahead: a collective or a send that it usually issues before the head of its stream, and
-        has issued after it, as (group, number); None if there is none."""
+    def issues_late(self, state: RankState, head: Flight) -> list[tuple[int, int]]:
+        """Of a rank that runs ahead: collectives and sends that it usually issues before the head of its stream, and
+        has issued after it, the first of each group, as (group, number) in the order of their issue.
+
+        None of them where the head may be another operation than its number says: one more than usual in this step
+        moves all numbers of its group.
+        """
+        late = []
         for other in self._places.groups_of(state.rank):
             number = 0 if other == head.group else _first_after(state, other, head)
             expected = self.expected(state, head, other) if number else None
             if expected is not None and 0 < number <= expected <= state.issued(other):
-                return other, number
-        return None
+                late.append((other, number))
+        begun_ns = {(one.group, one.sequence): one.begun_ns or 0 for one in state.flights}
+        late.sort(key=lambda one: (begun_ns.get(one, 0), one))
+        return late if late and self._is_as_its_number_says(state, head) else []
+
+    def _is_as_its_number_says(self, state: RankState, head: Flight) -> bool:
+        """Whether nothing tells that the head of a stream is not the operation that its number is in usual steps."""
+        rank, step, past = state.rank, state.step or 0, self._history
+        group, number = head.group or 0, head.sequence or 0
+        if past.expected_segment(rank, step, group, number) not in (None, head.segment):
+            return False
+        usual = past.expected_size(rank, step, group, number)
+        if None not in (usual, head.size_bytes) and usual != head.size_bytes:
+            return False
+        return past.begins_as_usual(rank, step, head, state.before(head)) is not False
+
+    def place(self, rank: int, group: int) -> Place:
+        """What a group is to a rank: the same for all ranks that run its program."""
+        return self._places.place(rank, group)
+
+    def is_contradicted(
+        self, state: RankState, head: Flight, late: tuple[int, int], heads: Mapping[int, Sequence[Flight]]
+    ) -> bool:
+        """Whether another rank of the stage, in the same step, has come to the ``late`` operation in the usual order.
+
+        Ranks of a stage run one program. Where the program itself has one operation more than usual in this step, all
+        of them count more than usual, and nobody contradicts.
+        """
+        places = self.place(state.rank, head.group or 0), self.place(state.rank, late[0])
+        near = dict.fromkeys(
+            rank for group in (late[0], head.group or 0) if (name := self._snapshot.groups.get(group)) is not None
+            for rank in name.ranks[:MAX_WITNESSES]
+        )  # fmt: skip
+        stage = self._of_stage[self._snapshot.stage_of(state.rank)]
+        peers = dict.fromkeys((*near, *(one.rank for one in stage[:MAX_WITNESSES])))
+        return any(
+            self._came_as_usual(self._snapshot.states[rank], heads[rank][0], places, late[1])
+            for rank in peers
+            if rank != state.rank and rank in heads and self._snapshot.states[rank].step == state.step
+            and self._snapshot.stage_of(rank) == self._snapshot.stage_of(state.rank)
+        )  # fmt: skip
+
+    def _came_as_usual(self, state: RankState, head: Flight, places: Sequence[Place], number: int) -> bool:
+        """Whether a rank has issued a number at the second place no later than its head, and before that as many
+        operations in both places as is usual there."""
+        counts = []
+        for place in places:
+            group = self._places.group_at(state.rank, place)
+            if group is None:
+                return False
+            counts.append(_last_before(state, group, head))
+            if group == head.group:
+                continue
+            if counts[-1] is None or self.expected(state, head, group) != counts[-1]:
+                return False
+        is_head = self._places.place(state.rank, head.group or 0) == places[1] and head.sequence == number
+        came = is_head or (counts[1] or 0) >= number
+        return came and self._is_as_its_number_says(state, head)
 
     def _peers_are_ahead(self, state: RankState, group: int, own: Flight) -> bool:
         """Whether most ranks of the same stage that stand at the same point, in ``own``, issued more in such groups.
@@ -100,6 +166,16 @@ def _first_after(state: RankState, group: int, head: Flight) -> int:
         return 0
     later = (one.sequence or 0 for one in own if (one.begun_ns or 0) > (head.begun_ns or 0))
     return min(later, default=0)
+
+
+def _last_before(state: RankState, group: int, head: Flight) -> int | None:
+    """The last number of a group that a rank issued before the head of its stream; None where a record is lost, so
+    that it may be another."""
+    done = state.completed(group)
+    flying = sorted((one.sequence or 0, one.begun_ns or 0) for one in state.flights if one.group == group)
+    if [number for number, _ in flying] != list(range(done + 1, state.issued(group) + 1)):
+        return None
+    return max((number for number, begun_ns in flying if begun_ns < (head.begun_ns or 0)), default=done)
 
 
 def find_skipped(snapshot: Snapshot, history: History, ranks: Iterable[int]) -> list[Root]:

@@ -17,6 +17,9 @@ from .operations import synchronises
 from .states import RankState, Snapshot
 from .verdict import CulpritKind, GroupName
 
+LINKS = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
+"""Roots that are a suspicion at best: all have joined an operation, and nothing says why it does not complete."""
+
 MAX_COUNTED = 256
 """The waiters of so many roots are counted one by one."""
 
@@ -45,6 +48,8 @@ def name_roots(snapshot: Snapshot, graph: WaitGraph, history: History, mismatche
     roots += _asymmetric(snapshot, graph, history.asynchronous(), named)
     if not roots:
         roots = _unfinished(graph, snapshot)
+    if any(not (root.is_alone or root.is_suspicion or root.kind in LINKS) for root in roots):
+        roots = [replace(root, is_suspicion=True) if root.is_alone else root for root in roots]
     counted = _counted(roots, Waiters.of(graph))
     return sorted(counted, key=lambda root: (-root.waiters, -root.confidence, root.ranks))
 

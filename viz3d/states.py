@@ -99,6 +99,10 @@ class RankState:
         work = [one for one in self.flights if one.kind not in WAITING_KINDS and (one.begun_ns or 0) <= begun_ns]
         return max(work, key=lambda one: one.begun_ns or 0, default=None)
 
+    def before(self, flight: Flight) -> list[Flight]:
+        """Operations in flight that the rank began before one of them."""
+        return [one for one in self.flights if one.communicates and (one.begun_ns or 0) < (flight.begun_ns or 0)]
+
     def age_s(self, flight: Flight) -> float | None:
         """How long a flight of the rank has been open, seconds."""
         return None if flight.begun_ns is None else (self.moment_ns - flight.begun_ns) / 1e9

@@ -86,7 +86,7 @@ def watch(earlier: Snapshot, later: Snapshot, graph: WaitGraph, pace: Pace) -> S
     seen_twice = frozenset(state.rank for _, state in pairs)
     moved = frozenset(state.rank for before, state in pairs if not _did_nothing(before, state))
     missed_s = _missed(later, graph, seen_twice - moved)
-    return Stillness(earlier, later, graph, pace, seen_twice, moved, missed_s, Patience(later, graph, pace))
+    return Stillness(earlier, later, graph, pace, seen_twice, moved, missed_s, Patience(later, graph, pace, moved))
 
 
 def _missed(later: Snapshot, graph: WaitGraph, waiters: frozenset[int]) -> dict[int, float]:

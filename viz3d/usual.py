@@ -24,6 +24,11 @@ class Issued:
     end_ns: int | None
     size_bytes: int | None
 
+    def is_like(self, other: Issued) -> bool:
+        """Whether it is the same operation in another step; a size that is not known is any."""
+        sizes = {self.size_bytes, other.size_bytes} - {None}
+        return (self.group, self.segment) == (other.group, other.segment) and len(sizes) < 2
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -43,6 +48,35 @@ class UsualSteps:
 
     steps: Mapping[int, Sequence[Issued]]
     now: int
+    begun: Sequence[Issued] = ()
+    """What is recorded of step ``now`` itself."""
+
+    def begins_as_usual(self, place: Place, issued: Issued, before: Sequence[Issued]) -> bool | None:
+        """Whether a step has begun as usual up to an operation at a place: operation by operation what is recorded of
+        it, and the ones ``before`` it that are not complete, are the first of a usual step, and none is lost.
+
+        Else a number tells nothing of a place: one operation more than usual moves all that come after it. None where
+        nothing of the step is recorded.
+        """
+        recorded = self.begun if place.step == self.now else self.steps.get(place.step, ())
+        known = {(one.group, one.sequence): one for one in (*before, *recorded) if one.issued_ns < issued.issued_ns}
+        if not known:
+            return None
+        own = sorted(known.values(), key=lambda one: one.issued_ns)
+        numbers: dict[int, list[int]] = {}
+        for one in (*own, issued):
+            numbers.setdefault(one.group, []).append(one.sequence)
+        if any(of_group != list(range(of_group[0], of_group[0] + len(of_group))) for of_group in numbers.values()):
+            return False
+        if len(numbers[place.group]) != place.index + 1:
+            return False
+        usual = (step for step in self.steps if step != place.step and all(
+            self._count(step, group) == self._per_step(group) for group in numbers))  # fmt: skip
+        return any(self._is_first_of(step, own) for step in usual)
+
+    def _is_first_of(self, step: int, own: Sequence[Issued]) -> bool:
+        theirs = sorted(self.steps[step], key=lambda one: one.issued_ns)[: len(own)]
+        return len(theirs) == len(own) and all(one.is_like(other) for one, other in zip(own, theirs, strict=True))
 
     def place(self, group: int, sequence: int) -> Place | None:
         """The place of an operation that is not recorded yet; None where no two steps in a row tell, and for one that

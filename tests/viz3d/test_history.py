@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
 from megascope.profiler.topology import group_id, segment_id
 from megascope.viz3d.history import NoHistory, StoreHistory
+from megascope.viz3d.states import Flight
 
 TP, DP = group_id("tp", (0, 1)), group_id("dp", (0, 2))
 PROGRAM = [("tp_gather", TP), ("dp_reduce", DP), ("tp_scatter", TP), ("dp_gather", DP)]
@@ -50,6 +52,21 @@ def test_what_comes_before_an_operation_is_known_from_the_step_before(history: S
     assert history.expected_issued(0, 5, DP, 12, TP) == 12
     assert history.expected_segment(0, 5, TP, 11) == "tp_gather"
     assert history.expected_segment(0, 5, DP, 12) == "dp_gather"
+
+
+def test_a_step_is_read_up_to_an_operation_in_flight(history: StoreHistory) -> None:
+    """Step 4 of rank 0 is recorded; an operation is taken as in flight in it."""
+
+    def flight(name: str, group: int, sequence: int, at: int) -> Flight:
+        return Flight(name, "collective", group, sequence, begun_ns=4000 + at)
+
+    assert history.begins_as_usual(0, 4, flight("tp_scatter", TP, 10, 20), []) is True
+    assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 8), []) is False  # its first is not there
+    early = flight("dp_reduce", DP, 9, 8)
+    assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 9), [early]) is True
+    assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 9), [replace(early, segment="log")]) is False
+    assert history.begins_as_usual(0, 5, flight("tp_scatter", TP, 12, 1020), []) is None  # nothing is recorded
+    assert NoHistory().begins_as_usual(0, 4, early, []) is None
 
 
 def test_what_is_not_known_is_none(history: StoreHistory) -> None:

@@ -47,6 +47,9 @@ def test_directions_of_messages(name: str, expected: bool | None) -> None:
 def test_groups_of_one_direction() -> None:
     assert is_one_way("pp_forward")
     assert is_one_way("PP-Backward")
+    assert is_one_way("pp_up")
+    assert is_one_way("world_2_down")
+    assert not is_one_way("group_up_2")
     assert not is_one_way("pp")
 
 

@@ -86,8 +86,8 @@ def test_a_record_that_is_lost_is_not_one_that_came_late() -> None:
     look = scene.snapshot()
     programs = Programs(look, Past(scene, {("dp", "tp"): 5}))
     head = look.states[0].flights[0]
-    assert programs.issues_late(look.states[0], head) is None
-    assert Programs(look, Past(scene, {("dp", "tp"): 6})).issues_late(look.states[0], head) == (tensor, 6)
+    assert programs.issues_late(look.states[0], head) == []
+    assert Programs(look, Past(scene, {("dp", "tp"): 6})).issues_late(look.states[0], head) == [(tensor, 6)]
 
 
 def never_heard(scene: Scene, rank: int) -> tuple[Snapshot, Snapshot]:
@@ -157,3 +157,22 @@ def test_clocks_of_two_hosts_do_not_tell_who_stopped_first(stood: tuple[float, f
     look = replace(look, states={rank: scene.states[rank] for rank in (0, 9)})
     free, circles = untie(build_graph(look), look, (0, 9))
     assert (free, circles) == (named, [])
+
+
+def test_who_issues_something_else_late_is_not_named_with_them() -> None:
+    """Rank 4 of the other stage issues dp before tp too, and its stage is held up by it in another place."""
+    scene = Scene(Topology.of(pp=2, dp=2, tp=2))
+    for rank in range(8):
+        order = ("dp", "tp") if rank in (0, 3, 4) else ("tp", "dp")
+        for place, axis in enumerate(order):
+            issue(scene, rank, f"{axis}_reduce", scene.of(axis, rank), 5, 50 - place)
+    found = compare_looks(*scene.looks(), Past(scene, {("dp", "tp"): 5, ("tp", "dp"): 4}))
+    assert roots(found)[0] == ((0, 3), CulpritKind.ORDER_INVERSION)
+    assert all(4 not in root.ranks for root in found.roots if root.kind == CulpritKind.ORDER_INVERSION)
+
+
+def test_it_is_told_where_not_all_could_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, past = crossed(), {("dp", "tp"): 5, ("tp", "dp"): 4}
+    assert "were asked" not in compare_looks(*scene.looks(), Past(scene, past)).roots[0].why
+    monkeypatch.setattr("megascope.viz3d.programs.MAX_ASKED", 3)
+    assert "were asked" in compare_looks(*scene.looks(), Past(scene, past)).roots[0].why

@@ -80,7 +80,7 @@ PHASES = [("evaluate", "eval"), ("checkpoint_write", "checkpoint"), ("compile_mo
 
 @pytest.mark.parametrize(("segment", "kind"), PHASES)
 @pytest.mark.parametrize(
-    ("inside", "since_s", "named"), [(4, 60, False), (7, 60, False), (3, 60, True), (7, 601, True)]
+    ("inside", "since_s", "named"), [(4, 38, False), (7, 38, False), (3, 38, True), (7, 301, True)]
 )
 def test_what_half_of_the_ranks_are_in_is_the_program(
     segment: str, kind: str, inside: int, since_s: float, named: bool
@@ -96,6 +96,40 @@ def test_what_half_of_the_ranks_are_in_is_the_program(
     assert found.state == (State.HANG if named else State.SLOW)
     assert {rank for root in found.roots for rank in root.ranks} == (set(range(inside)) if named else set())
     assert named or f"half of the ranks or more are in {segment}" in found.abstained[0].reason
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "since_s", "named"),
+    [(3.0, 59, False), (3.0, 61, True), (30.0, 299, False), (30.0, 301, True), (200.0, 399, False), (200.0, 401, True),
+     (None, 299, False), (None, 301, True)],
+)  # fmt: skip
+def test_the_program_gets_less_time_than_collectives_wait(usual_s: float | None, since_s: float, named: bool) -> None:
+    """Four of eight ranks write a checkpoint to a file system that does not answer."""
+    scene = Scene(Topology.of(dp=8))
+    for rank in range(8):
+        if rank < 4:
+            scene.work(rank, "checkpoint_write", since_s, "checkpoint")
+            scene.process(rank, "disk-sleep")
+        else:
+            scene.collective(rank, "dp", 2, since_s=since_s)
+    usual = {} if usual_s is None else {"checkpoint_write": usual_s}
+    found = judged(scene, KnownPace(step=0.2, segments=usual))
+    assert found.state == (State.HANG if named else State.SLOW)
+    assert {rank for root in found.roots for rank in root.ranks} == (set(range(4)) if named else set())
+
+
+@pytest.mark.parametrize(("moved", "named"), [((1, 2, 3), True), ((1, 2), True), ((1,), False), ((), False)])
+def test_one_that_stands_still_where_the_others_move_is_not_the_program(moved: tuple[int, ...], named: bool) -> None:
+    scene = Scene(Topology.of(dp=8))
+    for rank in range(8):
+        if rank < 4:
+            scene.work(rank, "checkpoint_write", 50 if rank == 0 else 20, "checkpoint")
+        else:
+            scene.collective(rank, "dp", 2, since_s=45)
+    pace = KnownPace(step=0.2, segments={"checkpoint_write": 3.0})
+    found = compare_looks(*scene.looks(moved, apart_s=5), None, pace)
+    sure = [root.ranks for root in found.roots if root.confidence > 0.5]
+    assert (found.state, sure) == ((State.HANG, [(0,)]) if named else (State.SLOW, []))
 
 
 def test_a_rank_in_a_phase_in_which_the_others_wait_for_it_is_stuck() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,6 +13,7 @@ from megascope.profiler.topology import Topology
 from megascope.viz3d.history import NoHistory
 from megascope.viz3d.looks import compare_looks
 from megascope.viz3d.recovered import with_recovered, without_record
+from megascope.viz3d.states import Flight
 from megascope.viz3d.streams import LOST
 from megascope.viz3d.verdict import CulpritKind, State
 from support.hang_scenes import MOMENT_NS, Scene, cascade
@@ -67,6 +69,7 @@ def test_of_members_in_other_work_only_the_name_is_taken() -> None:
     flight = with_recovered(scene.snapshot(), ahead=()).states[1].flights[-1]
     assert (flight.segment, flight.waiting) == ("tp_all_gather", None)
     lose_record(scene, 0)
+    scene.progress(0, scene.of("tp", 0), 4, 4)
     flight = with_recovered(scene.snapshot(), ahead=()).states[1].flights[-1]
     assert (flight.segment, flight.waiting) == (LOST, None)
 
@@ -150,3 +153,59 @@ def test_a_rank_that_is_stuck_beside_what_all_have_posted_is_named() -> None:
 
 def test_the_moment_of_a_look_stays() -> None:
     assert with_recovered(Scene(PAIRS).snapshot(), ahead=()).moment_ns == MOMENT_NS
+
+
+@pytest.mark.parametrize("members", [(0, 1, 2, 3), (2,)])
+@pytest.mark.parametrize("works", [True, False])
+def test_what_was_given_up_long_ago_hides_nobody(members: tuple[int, ...], works: bool) -> None:
+    """All have issued an operation over the whole job that nobody has in flight, and some never noted its end."""
+    scene = Scene(Topology.of(dp=4))
+    world = scene.group("world", range(4))
+    for rank in range(4):
+        scene.progress(rank, world, 5, 4 if rank in members else 5)
+        if rank != 2:
+            scene.collective(rank, "dp", 5, since_s=60)
+    scene.progress(2, scene.of("dp", 2), 4, 4)
+    if works:
+        scene.work(2, "data_read", 60, "data")
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.HANG
+    assert [(root.ranks, root.kind) for root in diagnosis.roots] == [((2,), CulpritKind.HOST_STUCK)]
+
+
+@pytest.mark.parametrize("kind", ["pp_forward", "pp_up", "world_up", "pp", "world"])
+def test_a_send_whose_record_is_lost_waits_for_nobody(kind: str) -> None:
+    """Rank 0 is stuck in its loader and its last send has no record; rank 2 has not come to receive it."""
+    scene = Scene(Topology.of(pp=2, dp=2))
+    edge = scene.group(kind, (0, 2))
+    scene.work(0, "data_read", 60, "data")
+    scene.progress(0, edge, 5, 4)
+    scene.progress(0, scene.of("dp", 0), 8, 8)
+    scene.progress(2, edge, 4, 4)
+    scene.collective(1, "dp", 9, since_s=55)
+    for rank in (2, 3):
+        scene.collective(rank, "world", 3, since_s=55)
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.HANG
+    assert [(root.ranks, root.kind) for root in diagnosis.roots] == [((0,), CulpritKind.HOST_STUCK)]
+
+
+def test_flights_are_read_once_however_many_records_are_lost() -> None:
+    """Of a large group every member lacks its record: the work is in proportion to the ranks, not to their square."""
+    reads = 0
+
+    class Counting(tuple[Flight, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[Flight]:
+            nonlocal reads
+            reads += 1
+            return super().__iter__()
+
+    scene = Scene(Topology.of(dp=300))
+    for rank in range(300):
+        scene.progress(rank, scene.of("dp", rank), 5, 4)
+        scene.work(rank, "forward")
+        scene.states[rank] = replace(scene.states[rank], flights=Counting(scene.states[rank].flights))
+    with_recovered(scene.snapshot(), ahead=())
+    assert reads < 10 * 300

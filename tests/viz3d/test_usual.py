@@ -124,3 +124,33 @@ def test_a_size_that_differs_from_step_to_step_is_not_usual() -> None:
 
     assert twin([8, 8, 8]) == 8
     assert twin([8, 16, 8]) is None
+
+
+PLACES = st.integers(0, 5)
+
+
+@given(PLACES, PLACES, st.sampled_from(["tp", "dp"]))
+def test_a_step_begins_as_usual_or_not(at: int, extra: int, group: str) -> None:
+    """The operation at a place, and what is recorded before it: as ever, with one more somewhere, with one lost."""
+    program = [11, 12, 11, 11, 12, 11]
+    number = {"tp": 11, "dp": 12}[group]
+    every = recorded(program, 5)
+    past, coming = dict(enumerate(every[:4])), every[4]
+    place = Place(coming[at].group, sum(one.group == coming[at].group for one in coming[:at]), 4)
+    usual = UsualSteps(past, 4, coming[:at])
+    assert usual.begins_as_usual(place, coming[at], []) is (True if at else None)
+    assert usual.begins_as_usual(place, coming[at], coming[:at]) is (True if at else None)
+    if any(one.group == coming[extra].group for one in coming[extra + 1 : at + 1]):  # its number shows that it lacks
+        lost = [one for where, one in enumerate(coming[:at]) if where != extra]
+        assert UsualSteps(past, 4, lost).begins_as_usual(place, coming[at], []) is (False if lost else None)
+    moved = [*program[:extra], number, *program[extra:]]
+    counts = {own: max(one.sequence for one in every[3] if one.group == own) for own in (11, 12)}
+    more = []
+    for where, own in enumerate(moved):
+        counts[own] += 1
+        start = 4_000_000_000 + 1_000_000 * where
+        more.append(Issued(own, counts[own], f"op{where}", start, start, start + 900_000, 16))
+    taken = usual.place(more[at].group, more[at].sequence)
+    begins = None if taken is None else UsualSteps(past, 4, more[:at]).begins_as_usual(taken, more[at], [])
+    is_the_same = moved[:at] == program[:at]
+    assert begins in (None, is_the_same)

@@ -6,44 +6,58 @@ import io
 import json
 import pickle
 import re
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 64 * 2**20
 """A larger file is no dump: one of 2,000 entries with frames has 3 MB."""
+
+MOST_HOLDERS = 2**22
+"""So many lists, dicts and tuples at most: each takes a byte in a file and a hundred in memory."""
+
+MOST_DIGITS = 9
+"""Bytes of a whole number. Longer ones can be made to collide as keys by the thousand."""
 
 MOST_VALUES_A_BYTE = 16
 """A pickle names a value again in two bytes, so that a small one can stand for any number of values."""
 
-_FIXED = {
-    **dict.fromkeys(b".(N\x88\x89]})t\x85\x86\x87aesu\x94", 0),
-    **dict.fromkeys(b"\x80Khq", 1),
-    **dict.fromkeys(b"M", 2),
-    **dict.fromkeys(b"Jjr", 4),
-    **dict.fromkeys(b"G\x95", 8),
-}
-"""Operations of a pickle of plain values, and the bytes that follow each."""
+_PLAIN = {**dict.fromkeys(b"N\x88\x89", 0), **dict.fromkeys(b"Kh", 1), **dict.fromkeys(b"M", 2),
+          **dict.fromkeys(b"Jj", 4), **dict.fromkeys(b"G", 8)}  # fmt: skip
+"""Operations of a pickle that give a plain value, or one that is kept, and the bytes that follow each."""
+
+_FRAMES = {ord("\x80"): 1, ord("\x95"): 8}
+"""Those that give nothing."""
+
+_OTHERS = b"]}aesu("
+"""Those on lists and dicts; nothing follows them."""
 
 _COUNTED = {ord("\x8a"): 1, ord("\x8c"): 1, ord("X"): 4}
-"""Those followed by a length of so many bytes, and then by as many as it says."""
+"""Those of a plain value followed by a length of so many bytes, and then by as many as it says."""
+
+_KEEPS = {ord("\x94"): 0, ord("q"): 1, ord("r"): 4}
+_TUPLES = {ord(")"): 0, ord("\x85"): 1, ord("\x86"): 2, ord("\x87"): 3, ord("t"): None}
+"""Those that make a tuple, and of how many values; None: of all since the mark."""
 
 _CLASSES = frozenset(b"ci\x93")
-_KEEPS_AT = ord("r")
-_STOP = ord(".")
+_LONG, _STOP = ord("\x8a"), ord(".")
+
+ENOUGH = 8
+"""Operations that give plain values are counted up to here, where none of them can be a tuple."""
 
 FREE_PLACES = 2**16
 """Room for so many kept values is nothing."""
 
-_MANY = re.compile(
-    b"|".join(
-        [
-            *(re.escape(bytes([one])) + b"." * follows for one, follows in _FIXED.items() if one not in b".r"),
-            rb"r..\x00\x00",  # a place below `FREE_PLACES`
-        ]
-    ).join([b"(?:", b")++"]),
-    re.DOTALL,
-)
-"""Operations of a fixed length one after the other, but for the last of all."""
+
+def _any_of(operations: Mapping[int, int]) -> bytes:
+    return b"|".join(re.escape(bytes([one])) + b"." * follows for one, follows in operations.items())
+
+
+_GIVES = _any_of(_PLAIN | _FRAMES)
+_ONE = re.compile(_GIVES, re.DOTALL)
+_RUN = re.compile(b"(?:(?:%b)*+[%b]++)*+((?:%b)*+)" % (_GIVES, re.escape(_OTHERS), _GIVES), re.DOTALL)
+"""Operations of a fixed length one after the other; the group has the plain ones at the end."""
 
 _HOLDERS = (dict, list, tuple)
 
@@ -103,26 +117,84 @@ def _check_operations(content: bytes) -> None:
     """Refuse operations that plain values do not need, before any is done; IndexError where it is cut.
 
     The unpickler makes room for the place that is given with a value to be kept, before it reads on: one flipped bit
-    would be worth gigabytes. Classes are left to the unpickler, which stops there and says which one.
+    would be worth gigabytes. A key is hashed as it is read, and the hash of a tuple of tuples has no bound, neither in
+    time nor in depth. Classes are left to the unpickler, which stops there and says which one.
     """
-    at, size = 0, len(content)
+    at, size, read = 0, len(content), _Read()
+    if content.count(b"}") + content.count(b"]") > MOST_HOLDERS:
+        raise DumpError(f"it holds more than {MOST_HOLDERS:,} lists, as no dump does: it was not read")
     while True:
-        many = _MANY.match(content, at)
-        at = at if many is None else many.end()
+        run = _RUN.match(content, at)
+        assert run is not None
+        if run.end() > at:
+            if run.start(1) > at:
+                read.begins(content[run.start(1) - 1])
+            read.gives(run.group(1))
+            at = run.end()
         operation = content[at]
-        follows = _FIXED.get(operation)
-        if follows is None:
-            if operation in _CLASSES:
-                return
-            width = _COUNTED.get(operation)
-            if width is None:
-                raise DumpError(f"it is damaged ({size:,} bytes: operation {operation:#04x} at {at:,} is of no dump)")
-            follows = width + int.from_bytes(content[at + 1 : at + 1 + width], "little")
-        elif operation == _KEEPS_AT and int.from_bytes(content[at + 1 : at + 5], "little") > max(size, FREE_PLACES):
-            raise DumpError(f"it is damaged ({size:,} bytes: it would keep more values than it has)")
-        elif operation == _STOP:
+        follows = 0
+        if operation in _COUNTED:
+            width = _COUNTED[operation]
+            length = int.from_bytes(content[at + 1 : at + 1 + width], "little")
+            if operation == _LONG and length > MOST_DIGITS:
+                raise DumpError(f"it is damaged ({size:,} bytes: a number at {at:,} has {length} bytes)")
+            follows = width + length
+            read.gives(b"N")
+        elif operation in _KEEPS:
+            follows = _KEEPS[operation]
+            place = int.from_bytes(content[at + 1 : at + 1 + follows], "little") if follows else len(read.kept)
+            if place > max(size, FREE_PLACES):
+                raise DumpError(f"it is damaged ({size:,} bytes: it would keep more values than it has)")
+            read.keeps(place)
+        elif operation in _TUPLES:
+            read.makes_tuple(_TUPLES[operation])
+        elif operation in _CLASSES or operation == _STOP:
             return
+        elif operation in _PLAIN or operation in _FRAMES:
+            raise IndexError("it ends within an operation")
+        else:
+            raise DumpError(f"it is damaged ({size:,} bytes: operation {operation:#04x} at {at:,} is of no dump)")
         at += 1 + follows
+
+
+class _Read:
+    """What is known of the newest values of a pickle while its operations are checked one by one."""
+
+    def __init__(self) -> None:
+        self.kept: set[int] = set()
+        self._tuples: set[int] = set()
+        self._made = 0
+        self._plain = 0
+        self._is_after_mark = self._is_tuple = False
+
+    def begins(self, operation: int) -> None:
+        """An operation on lists or dicts."""
+        self._plain, self._is_after_mark, self._is_tuple = 0, operation == ord("("), False
+
+    def gives(self, operations: bytes) -> None:
+        """Plain values, or kept ones: a tuple among them is none."""
+        told = _ONE.finditer(operations)
+        for each in told if self._tuples else islice(told, ENOUGH):
+            one = each.group()
+            if one[:1] in b"hj" and int.from_bytes(one[1:], "little") in self._tuples:
+                self._plain, self._is_after_mark = 0, False
+            elif one[0] not in _FRAMES:
+                self._plain += 1
+        self._is_tuple = self._is_tuple and not operations
+
+    def keeps(self, place: int) -> None:
+        """The newest value is kept."""
+        self.kept.add(place)
+        (self._tuples.add if self._is_tuple else self._tuples.discard)(place)
+
+    def makes_tuple(self, values: int | None) -> None:
+        """A tuple of the newest values, which have to be plain."""
+        if not (self._is_after_mark if values is None else self._plain >= values):
+            raise DumpError("it has tuples of other things than numbers and text, as no dump does: it was not read")
+        self._made += 1
+        if self._made > MOST_HOLDERS:
+            raise DumpError(f"it holds more than {MOST_HOLDERS:,} tuples, as no dump does: it was not read")
+        self._plain, self._is_after_mark, self._is_tuple = 0, False, True
 
 
 def _check_extent(value: object, most: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megascope.profiler.errors import UsageError
 from megascope.viz3d.dumps.judging import judge_dumps
-from megascope.viz3d.dumps.loading import DumpError, load
+from megascope.viz3d.dumps.loading import MOST_HOLDERS, DumpError, _check_operations, load
 from megascope.viz3d.dumps.reading import read_folder
 from megascope.viz3d.verdict import State
 from support.dumps import absent_member
@@ -143,3 +143,66 @@ def test_a_rank_whose_dump_was_left_on_its_host_is_not_accused_for_having_none(t
     again = judge_dumps([read_folder(tmp_path)]).verdict
     assert [one.ranks for one in again.culprits] == [(5,)]
     assert "left on its host" not in " ".join(one.reason for one in again.abstained)
+
+
+def doubled(times: int, between: bytes = b"") -> bytes:
+    """A key that holds the tuple before it twice, so many times."""
+    content = b"\x80\x02K\x01K\x01\x86q\x00"
+    for place in range(times):
+        content += b"h" + bytes([place]) + between + b"h" + bytes([place]) + b"\x86q" + bytes([place + 1])
+    return content + b"}h" + bytes([times]) + b"K\x01s."
+
+
+COLLIDING = b"".join(
+    b"\x8a" + bytes([len(key)]) + key + b"N"
+    for key in (
+        (each * (2**61 - 1)).to_bytes((each * (2**61 - 1)).bit_length() // 8 + 1, "little") for each in range(1, 9_999)
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",  # a key whose hash goes as deep as it is long
+        doubled(200),  # one whose hash takes for ever
+        doubled(200, b"\x80\x02"),
+        b"\x80\x04K\x01K\x01\x86\x94" + b"h\x00h\x00\x86\x94" * 3 + b".",
+        b"\x80\x04(K\x01t\x94(h\x00K\x01t.",  # a kept tuple, and a plain value behind it
+        b"\x80\x02(K\x01\x85K\x01t.",
+        b"\x80\x02K\x01\x85K\x01\x86.",
+        b"\x80\x02K\x01\x85q\x00h\x00K\x01\x86.",
+        b"\x80\x02}(" + COLLIDING + b"u.",  # whole numbers that are all the same key but one
+    ],
+)
+def test_a_key_that_cannot_be_hashed_in_time_is_not_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "_dump_0").write_bytes(content)
+    with pytest.raises(DumpError):
+        _check_operations(content)
+    with pytest.raises(DumpError):
+        load(tmp_path / "_dump_0")
+
+
+def test_so_many_lists_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "_dump_0").write_bytes(b"\x80\x02(" + b"}" * (MOST_HOLDERS + 1) + b"t.")
+    with pytest.raises(DumpError, match="more than"):
+        load(tmp_path / "_dump_0")
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
+TUPLES = st.lists(PLAIN, max_size=6).map(tuple)
+VALUES = st.recursive(
+    PLAIN | TUPLES,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | TUPLES, inner),
+    max_leaves=20,
+)
+
+
+@given(value=VALUES, protocol=st.sampled_from([2, 3, 4, 5]))
+def test_tuples_of_plain_values_are_read_as_they_are(value: object, protocol: int) -> None:
+    same = [value, value]
+    dump = {"version": "2.10", "pg": ("0", "default"), "entries": [same, ("0", "default"), same]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "_dump_0"
+        path.write_bytes(pickle.dumps(dump, protocol))
+        assert load(path) == dump
