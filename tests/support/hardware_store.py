@@ -30,6 +30,8 @@ class Trouble:
     """Ranks and hosts with something wrong; None means none."""
 
     hot_rank: int | None = None
+    spare_ports: bool = False
+    "A second port of every host, without a cable: that is no trouble."
     ecc_rank: int | None = None
     errors_host: str | None = None
     down_host: str | None = None
@@ -94,6 +96,8 @@ def _samples(hosts: dict[int, str], wrong: Trouble, index: int, moment: int) -> 
         yield _row(host, "mlx5_0/1", moment, "rdma_link_up", up)
         yield _row(host, "mlx5_0/1", moment, "rdma_symbol_errors", errors)
         yield _row(host, "mlx5_0/1", moment, "rdma_sent_bytes_per_s", 2.5e10 * up)
+        if wrong.spare_ports:
+            yield _row(host, "mlx5_1/1", moment, "rdma_link_up", 0.0)
 
 
 def _row(host: str, device: str | None, moment: int, metric: str, value: float | None) -> dict[str, Any]:
