@@ -81,6 +81,7 @@ def _stops(layout: str) -> Iterator[Trial]:
 
 def _ends(layout: str) -> Iterator[Trial]:
     yield _trial(layout, "raise", f"raise rank=5 step={STEP} segment=forward", "exception", (5,))
+    yield _trial(layout, "out of memory", f"out-of-memory rank=5 step={STEP} segment=forward", "exception", (5,))
     yield _trial(layout, "kill", f"kill rank=5 step={STEP} segment=backward", "dead", (5,))
     last = {"tp2 pp2 dp2": 6, "pp4 dp2": 7}[layout]
     yield _trial(layout, "NaN", f"nan rank={last} step={STEP}", "exception", (last,))
