@@ -121,14 +121,17 @@ def test_agents_killed_again_and_again_lose_and_double_nothing(
 ) -> None:
     """Nor do their rollups, while a compactor takes over what they leave."""
     chance = random.Random(7)
-    compactor = Actor("compactor", store_root, pause_s=0.3).start()
+    compactor = Actor("compactor", store_root, pause_s=0.1, min_files=2).start()
     ranks = [processes.rank(rank=rank, world_size=2, spans=4000, pause_s=0.001) for rank in range(2)]
     try:
-        for _ in range(8):
+        for at in range(24):
             agent = processes.agent(idle_exit_s=None, free_above_bytes=1)
             time.sleep(0.6 + chance.random())
             agent.kill()
             agent.wait(timeout=10)
+            time.sleep(at % 2)  # a writer that is back at once leaves the compactor no turn
+            if at >= 7 and any((store_root / "_manifests").glob("compactor*/*.json")):
+                break
         assert processes.agent(idle_exit_s=0.2).wait(timeout=90) == 0
     finally:
         compactor.kill()

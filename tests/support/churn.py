@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Actor:
     quiet_s: float = QUIET_S
     seal_after_s: float = SEAL_AFTER_S
     point: Point | None = None
+    min_files: int = 3
 
     def start(self) -> BaseProcess:
         """Start the process."""
@@ -152,8 +153,9 @@ def _tidy(actor: Actor) -> None:
     while not list(actor.root.glob("_manifests/*/*.json")):
         time.sleep(0.05)
     retention = Retention(size_bytes=STORE_BYTES if actor.role == "pruner" else None)
+    limits = replace(LIMITS, min_files=actor.min_files)
     for _ in range(actor.rounds):
-        upkeep(actor.root, retention, LIMITS, grace_s=actor.grace_s, quiet_s=actor.quiet_s)
+        upkeep(actor.root, retention, limits, grace_s=actor.grace_s, quiet_s=actor.quiet_s)
         time.sleep(actor.pause_s)
 
 
