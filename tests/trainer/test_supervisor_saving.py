@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +12,9 @@ from torch._C._distributed_c10d import HashStore
 from megascope.profiler.errors import MegascopeError
 from megascope.trainer.finite import NotFiniteError
 from megascope.trainer.rescue import Rescue
-from megascope.trainer.supervisor.attempt import AttemptState
-from megascope.trainer.supervisor.job import Job, Patience
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.saving import save_and_stop, stop_step
-from megascope.trainer.supervisor.signs import StepRecord
+from support.watching import ended, job, trained
 
 
 @dataclass
@@ -28,25 +24,6 @@ class FakeObserver:
 
     def look(self) -> bool:
         return True
-
-
-def job(**patience: float) -> Job:
-    return Job(
-        config=Path("c.toml"), run="run", store=Path("store"), hosts=2, world_size=4, steps=1000,
-        patience=Patience(look_s=0.0, **patience),
-    )  # fmt: skip
-
-
-def trained(step_ms: float = 100.0, count: int = 40, age_s: float = 0.0, **more: Any) -> Seen:
-    steps = [StepRecord(number, step_ms * 1e6, tokens=100) for number in range(count)]
-    end_ns = time.time_ns() - int(age_s * 1e9)
-    return Seen(0, steps, count - 1, 1, end_ns, count - 1, end_ns, **more)
-
-
-def ended(**codes: int) -> AttemptState:
-    state = AttemptState(0, ("node-0", "node-1"), 2, time.time_ns())
-    state.codes = {int(rank.removeprefix("r")): code for rank, code in codes.items()}
-    return state
 
 
 @dataclass
