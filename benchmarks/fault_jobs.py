@@ -47,11 +47,12 @@ class ProddedSupervisor(Supervisor):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a trial left: the supervisor's report, the losses by step, and when the fault acted (UTC ns)."""
+    """What a trial left: the supervisor's report, losses by step, when the fault acted (UTC ns), spans not stored."""
 
     report: dict[str, Any]
     losses: dict[int, float]
     fault_ns: int | None
+    lost_spans: int
 
 
 def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
@@ -81,7 +82,8 @@ def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
     if not answer.exists():
         raise RuntimeError(f"{trial.name} failed")
     value = json.loads(answer.read_text())
-    return Ran(value["report"], {int(step): loss for step, loss in value["losses"].items()}, value["fault_ns"])
+    losses = {int(step): loss for step, loss in value["losses"].items()}
+    return Ran(value["report"], losses, value["fault_ns"], value["lost_spans"])
 
 
 def _in_child(trial: Trial, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -179,13 +181,25 @@ def _kill_nodes(folder: Path) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+LOST = """
+    WITH told AS (
+      SELECT attempt, rank, max(spans) AS spans, max(lost_spans) AS overwritten FROM heartbeats GROUP BY ALL),
+    stored AS (SELECT attempt, rank, count(*) AS spans FROM events GROUP BY ALL)
+    SELECT coalesce(sum(greatest(told.spans - coalesce(stored.spans, 0), 0) + told.overwritten), 0)::BIGINT AS lost
+    FROM told LEFT JOIN stored USING (attempt, rank)
+"""
+"""Spans that heartbeats told of and the store does not have, and those that a ring lost before they were read."""
+
+
 def _from_store(root: Path, prod: Prod) -> dict[str, Any]:
     from megascope.collectors.store import Store
 
     with Store(root) as store:
         acted = store.query("SELECT min(first_ns) AS first_ns FROM faults").to_pylist()[0]["first_ns"]
         rows = store.query("SELECT step, min(loss) AS loss FROM steps WHERE loss IS NOT NULL GROUP BY step").to_pylist()
-    return {"losses": {row["step"]: row["loss"] for row in rows}, "fault_ns": acted or prod.acted_ns}
+        lost = store.query(LOST).to_pylist()[0]["lost"]
+    losses = {row["step"]: row["loss"] for row in rows}
+    return {"losses": losses, "fault_ns": acted or prod.acted_ns, "lost_spans": lost}
 
 
 def remove(folder: Path) -> None:

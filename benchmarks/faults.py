@@ -43,12 +43,13 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
     times = [one["recovery_s"] for one in incidents if one.get("recovery_s") is not None]
     return {
         "name": trial.name,
-        "acted": ran.fault_ns is not None,
+        "acted": ran.fault_ns is not None or _told_of_loss(trial, incidents),
         "recovered": recovered,
         "culprit_right": _culprit_right(trial, incidents, named, fenced),
         "kind_right": bool(kinds) and kinds <= trial.kinds if trial.kinds else None,
         "false_fences": len(fenced - trial.fenced),
         "loss_identical": same and complete,
+        "lost_spans": ran.lost_spans,
         "recovery_s": max(times) if times and trial.disturbs else None,
         "named": sorted(named),
         "kinds": sorted(kinds),
@@ -71,10 +72,15 @@ def _named(trial: Trial, everything: list[Any], incidents: list[Any]) -> tuple[s
 def _culprit_right(trial: Trial, incidents: list[Any], named: set[int], fenced: set[str]) -> bool | None:
     """Whether the right ones were named; None where there is no culprit among ranks and hosts to name."""
     if trial.lost:
-        return any(trial.lost in (one["why"] or "") for one in incidents) and not fenced
+        return _told_of_loss(trial, incidents) and not fenced
     if not trial.ranks:
         return None
     return named == trial.ranks
+
+
+def _told_of_loss(trial: Trial, incidents: list[Any]) -> bool:
+    """Whether the host that was to go is said to be gone; what it had recorded of its own fault went with it."""
+    return bool(trial.lost) and any(trial.lost in (one["why"] or "") for one in incidents)
 
 
 def tried(trial: Trial, losses: Mapping[int, float], keep: Path | None) -> tuple[dict[str, Any], Ran | None]:
@@ -131,6 +137,7 @@ def summary(everything: list[dict[str, Any]]) -> dict[str, Any]:
         "kind_judged": sum(one.get("kind_right") is not None for one in results),
         "false_fences": sum(one["false_fences"] for one in results),
         "loss_identical": sum(one["loss_identical"] for one in results),
+        "lost_spans": sum(one.get("lost_spans", 0) for one in results),
         "median_recovery_s": statistics.median(times) if times else None,
         "worst_recovery_s": times[-1] if times else None,
         "seconds": round(sum(one.get("seconds", 0.0) for one in everything), 1),

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
-from benchmarks.fault_jobs import Ran
+from benchmarks.fault_jobs import LOST, Ran
 from benchmarks.fault_trials import LONG, MIXED, STEPS, Trial, plan
 from benchmarks.faults import _read, judged, left_of, summary
 from megascope.trainer.faults.kinds import parse_fault
@@ -25,7 +26,7 @@ def incident(**more: Any) -> dict[str, Any]:
 
 def ran(*incidents: dict[str, Any], fault_ns: int | None = 1, **more: Any) -> Ran:
     told = {"outcome": "finished", "reason": "", "fenced": ["node-1"], "goodput": None, "incidents": list(incidents)}
-    return Ran({**told, **more}, LOSSES, fault_ns)
+    return Ran({**told, **more}, LOSSES, fault_ns, 0)
 
 
 def named(name: str) -> Trial:
@@ -69,6 +70,21 @@ def test_a_fault_that_did_not_act_is_no_trial(acted: bool) -> None:
     assert (found["injected"], found["not_injected"], found["recovered"]) == ((1, 0, 1) if acted else (0, 1, 0))
     left = left_of([named("kill")] * 2, [result])
     assert len(left) == (1 if acted else 2)
+
+
+def test_a_lost_host_takes_the_record_of_its_fault_with_it() -> None:
+    gone = incident(kind="host-lost", why="node-1 has not answered", culprits=[])
+    result = judged(named("host-loss"), ran(gone, fault_ns=None, fenced=[]), LOSSES)
+    assert (result["acted"], result["culprit_right"]) == (True, True)
+    assert not judged(named("host-loss"), ran(fault_ns=None, fenced=[]), LOSSES)["acted"]
+
+
+def test_spans_that_were_told_of_and_not_stored_are_counted_as_lost() -> None:
+    connection = duckdb.connect()
+    connection.execute("CREATE TABLE heartbeats AS SELECT * FROM (VALUES (0, 0, 4, 0), (0, 0, 9, 2), (0, 1, 5, 0)) "
+                       "AS t(attempt, rank, spans, lost_spans)")  # fmt: skip
+    connection.execute("CREATE TABLE events AS SELECT 0 AS attempt, 0 AS rank FROM range(8)")
+    assert connection.execute(LOST).fetchone() == (1 + 2 + 5,)
 
 
 def test_a_file_of_results_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:
