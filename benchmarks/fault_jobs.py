@@ -47,12 +47,12 @@ class ProddedSupervisor(Supervisor):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a trial left: the supervisor's report, losses by step, when the fault acted (UTC ns), spans not stored."""
+    """What a trial left: the supervisor's report, losses by step, when the fault acted (UTC ns), what is not stored."""
 
     report: dict[str, Any]
     losses: dict[int, float]
     fault_ns: int | None
-    lost_spans: int
+    lost: dict[str, int]
 
 
 def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
@@ -83,7 +83,7 @@ def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
         raise RuntimeError(f"{trial.name} failed")
     value = json.loads(answer.read_text())
     losses = {int(step): loss for step, loss in value["losses"].items()}
-    return Ran(value["report"], losses, value["fault_ns"], value["lost_spans"])
+    return Ran(value["report"], losses, value["fault_ns"], value["lost"])
 
 
 def _in_child(trial: Trial, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -184,11 +184,16 @@ def _kill_nodes(folder: Path) -> None:
 LOST = """
     WITH told AS (
       SELECT attempt, rank, max(spans) AS spans, max(lost_spans) AS overwritten FROM heartbeats GROUP BY ALL),
-    stored AS (SELECT attempt, rank, count(*) AS spans FROM events GROUP BY ALL)
-    SELECT coalesce(sum(greatest(told.spans - coalesce(stored.spans, 0), 0) + told.overwritten), 0)::BIGINT AS lost
-    FROM told LEFT JOIN stored USING (attempt, rank)
+    stored AS (SELECT attempt, rank, count(*) AS spans, max(step) AS step FROM events GROUP BY ALL),
+    behind AS (
+      SELECT attempt, rank, greatest(max(step) OVER (PARTITION BY attempt) - step - 1, 0) AS steps FROM stored)
+    SELECT
+      coalesce(sum(greatest(told.spans - coalesce(stored.spans, 0), 0) + told.overwritten), 0)::BIGINT AS spans,
+      coalesce(sum(behind.steps), 0)::BIGINT AS steps
+    FROM told LEFT JOIN stored USING (attempt, rank) LEFT JOIN behind USING (attempt, rank)
 """
-"""Spans that heartbeats told of and the store does not have, and those that a ring lost before they were read."""
+"""Spans that heartbeats told of and the store has not, or that a ring lost unread; last steps that it has not of a rank
+and has of others, beyond the one that ranks are apart."""
 
 
 def _from_store(root: Path, prod: Prod) -> dict[str, Any]:
@@ -197,9 +202,9 @@ def _from_store(root: Path, prod: Prod) -> dict[str, Any]:
     with Store(root) as store:
         acted = store.query("SELECT min(first_ns) AS first_ns FROM faults").to_pylist()[0]["first_ns"]
         rows = store.query("SELECT step, min(loss) AS loss FROM steps WHERE loss IS NOT NULL GROUP BY step").to_pylist()
-        lost = store.query(LOST).to_pylist()[0]["lost"]
+        lost = store.query(LOST).to_pylist()[0]
     losses = {row["step"]: row["loss"] for row in rows}
-    return {"losses": losses, "fault_ns": acted or prod.acted_ns, "lost_spans": lost}
+    return {"losses": losses, "fault_ns": acted or prod.acted_ns, "lost": lost}
 
 
 def remove(folder: Path) -> None:

@@ -14,8 +14,13 @@ from .recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-CHECK_INTERVAL_NS = 10_000_000_000
+CHECK_INTERVAL_NS = 1_000_000_000
+RESTART_INTERVAL_NS = 10_000_000_000
+"""So long a start is given before the next: one that cannot work is not started over and over."""
+
 IDLE_EXIT_S = 30.0
+LAST_IDLE_EXIT_S = 1.0
+"""The patience of an agent that is started only to write what a dead one left."""
 
 
 class HostAgent:
@@ -29,17 +34,21 @@ class HostAgent:
         self._spool, self._store, self._idle_exit_s = spool, store, idle_exit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._next_check_ns = 0
+        self._next_start_ns = 0
 
     def start(self) -> None:
         """Start it; where that fails, warn: what is recorded stays in the spool."""
+        self._start(self._idle_exit_s)
+
+    def _start(self, idle_exit_s: float) -> None:
         # -P: what lies in the job's working folder must not be imported in place of a library.
         command = [sys.executable, "-P", "-m", "megascope", "collect", str(self._spool), "--store", str(self._store)]
-        self._next_check_ns = time.monotonic_ns() + CHECK_INTERVAL_NS
+        self._next_start_ns = time.monotonic_ns() + RESTART_INTERVAL_NS
         try:
             self._spool.mkdir(parents=True, exist_ok=True)
             with (self._spool / "agent.log").open("ab") as messages:
                 self._process = subprocess.Popen(
-                    [*command, "--idle-exit", str(self._idle_exit_s)],
+                    [*command, "--idle-exit", str(idle_exit_s)],
                     stdin=subprocess.DEVNULL,
                     stdout=messages,
                     stderr=messages,
@@ -51,20 +60,32 @@ class HostAgent:
             log.warning("The agent cannot be started (%s): nothing is written to %s.", error, self._store)
 
     def ensure(self) -> None:
-        """Start it again if it has ended; looks every 10 s, however often it is called."""
-        if time.monotonic_ns() < self._next_check_ns:
+        """Start it again if it has ended: looks every second, and starts it every 10 s at most."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_check_ns:
             return
-        self._next_check_ns = time.monotonic_ns() + CHECK_INTERVAL_NS
-        if self._process is None or self._process.poll() is not None:
+        self._next_check_ns = now_ns + CHECK_INTERVAL_NS
+        if (self._process is None or self._process.poll() is not None) and now_ns >= self._next_start_ns:
             self.start()
+
+    def revive(self) -> bool:
+        """Start one that writes what a dead one left, and ends; False where none had died."""
+        if self._process is None or self._process.poll() in (None, 0):
+            return False
+        self._start(LAST_IDLE_EXIT_S)
+        return True
 
     def end(self, patience_s: float = 60.0) -> bool:
         """Let it write what is left and end; False if it still writes after the time given."""
         if self._process is None:
             return True
-        self._process.terminate()
+        deadline = time.monotonic() + patience_s
+        if not self.revive():
+            self._process.terminate()
         try:
             self._process.wait(patience_s)
+            if self.revive():  # the signal came before it could listen
+                self._process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             return False
         return True

@@ -26,7 +26,7 @@ def incident(**more: Any) -> dict[str, Any]:
 
 def ran(*incidents: dict[str, Any], fault_ns: int | None = 1, **more: Any) -> Ran:
     told = {"outcome": "finished", "reason": "", "fenced": ["node-1"], "goodput": None, "incidents": list(incidents)}
-    return Ran({**told, **more}, LOSSES, fault_ns, 0)
+    return Ran({**told, **more}, LOSSES, fault_ns, {"spans": 0, "steps": 0})
 
 
 def named(name: str) -> Trial:
@@ -79,12 +79,13 @@ def test_a_lost_host_takes_the_record_of_its_fault_with_it() -> None:
     assert not judged(named("host-loss"), ran(fault_ns=None, fenced=[]), LOSSES)["acted"]
 
 
-def test_spans_that_were_told_of_and_not_stored_are_counted_as_lost() -> None:
+def test_what_was_told_of_and_not_stored_is_counted_as_lost() -> None:
     connection = duckdb.connect()
-    connection.execute("CREATE TABLE heartbeats AS SELECT * FROM (VALUES (0, 0, 4, 0), (0, 0, 9, 2), (0, 1, 5, 0)) "
-                       "AS t(attempt, rank, spans, lost_spans)")  # fmt: skip
-    connection.execute("CREATE TABLE events AS SELECT 0 AS attempt, 0 AS rank FROM range(8)")
-    assert connection.execute(LOST).fetchone() == (1 + 2 + 5,)
+    connection.execute("CREATE TABLE heartbeats AS SELECT * FROM (VALUES (0, 0, 4, 0), (0, 0, 9, 2), (0, 1, 5, 0), "
+                       "(0, 2, 3, 0)) AS t(attempt, rank, spans, lost_spans)")  # fmt: skip
+    connection.execute("CREATE TABLE events AS SELECT 0 AS attempt, 0 AS rank, range AS step FROM range(8) "
+                       "UNION ALL SELECT 0, 2, range FROM range(5)")  # fmt: skip
+    assert connection.execute(LOST).fetchone() == (1 + 2 + 5, 7 - 4 - 1)
 
 
 def test_a_file_of_results_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:

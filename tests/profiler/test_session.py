@@ -250,6 +250,7 @@ def test_what_had_to_go_to_the_fallback_spool_is_stored_too(tmp_path: Path, monk
 
 def test_an_agent_that_died_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_process, "CHECK_INTERVAL_NS", 0)
+    monkeypatch.setattr(agent_process, "RESTART_INTERVAL_NS", 0)
     agent = agent_process.HostAgent(tmp_path / "spool", tmp_path / "store")
     agent.start()
     first = agent._process
@@ -263,3 +264,22 @@ def test_an_agent_that_died_is_started_again(tmp_path: Path, monkeypatch: pytest
     agent.ensure()
     assert agent._process is second
     assert agent.end(30)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_a_dead_agent_left_is_written_at_the_end(tmp_path: Path, is_new: bool) -> None:
+    spool, store = tmp_path / "spool", tmp_path / "store"
+    agent = agent_process.HostAgent(spool, store)
+    assert not agent.revive()  # there was none to die
+    agent.start()
+    assert agent._process is not None
+    if not is_new:  # else the signal to end meets one that does not listen yet
+        agent._process.kill()
+        agent._process.wait(10)
+    agent.ensure()  # too early for another start
+    recorder = open_recorder(RecorderSettings(run="r", attempt=0, rank=0, world_size=1, spool=spool))
+    with recorder.span(recorder.segment("forward")):
+        pass
+    recorder.close()
+    assert agent.end(30)
+    assert list(store.glob("events/run=r/**/*.parquet"))
