@@ -35,6 +35,7 @@ VERBS = (
     "export",
     "checkpoint",
     "batch",
+    "doctor",
 )
 
 _MODULES = {"import": "import_traces"}
