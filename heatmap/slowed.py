@@ -17,8 +17,8 @@ from ..collectors.verdicts import Evidence
 from ..collectors.views import literal
 from ..profiler.vocabulary import SegmentKind
 from .asking import ask
-from .cells import NS_PER_MS
-from .observations import Observations, on_grid
+from .cores import worked_ms
+from .observations import Observations
 from .own_change import Bar, OwnChange, find_own_change
 from .peers import FloatArray, peer_counts, row_median
 from .source import Source
@@ -47,12 +47,6 @@ def has_few_peers(seen: Observations, row: int, many_peers: int) -> bool:
     """Whether a rank has peers, but fewer than many: then they move as it does where the job's work changes."""
     roles = seen.placement.roles(seen.ranks)
     return 1 <= int(peer_counts(roles, np.ones(len(roles), bool))[row]) < many_peers
-
-
-def worked_ms(store: Store, attempt: Attempt, seen: Observations) -> FloatArray:
-    """Time that every rank worked in each step while it had a core, [R, S]; NaN where it is not known."""
-    sql = f"SELECT rank, step, worked_ns / {NS_PER_MS} AS ms FROM steps WHERE worked_ns > 0"
-    return on_grid(store.query(sql, attempt=attempt), "ms", seen.ranks, seen.steps)
 
 
 def _culprit(store: Store, attempt: Attempt, change: OwnChange, seen: Observations, worked: FloatArray) -> Culprit:

@@ -12,6 +12,7 @@ from .abstaining import data_missing, hidden_below, left_out, not_judged, visibl
 from .bursts import in_all_compute
 from .causes import MAIN_SEGMENT_SHARE, cause_of, main_compute, throttled_ranks
 from .cells import total_work
+from .cores import Cores, without_waiting
 from .drift import JobDrift, find_drift, is_collecting, stands_apart
 from .drift_evidence import drift_culprit
 from .early import find_warnings
@@ -106,7 +107,7 @@ def find_stragglers(
     for normalise in NORMALISERS:
         compared = normalise(store, attempt, compared)
     inside = WindowShapes(store, attempt) if seen.source.source == Source.ROLLUPS else None
-    judgement = judge(compared, shapes=inside)
+    judgement = judge(compared, shapes=inside, cores=Cores(store, attempt, seen))
     joined = by_host(judgement.findings, judgement.slow, seen)
     culprits = _culprits(store, attempt, joined[:MAX_CULPRITS], judgement, seen)
     extra = [find(store, attempt, seen) for find in ANALYSES]
@@ -162,11 +163,15 @@ def _culprits(
 
 
 def judge(
-    seen: Observations, thresholds: Thresholds = DEFAULT_THRESHOLDS, *, shapes: WindowShapes | None = None
+    seen: Observations,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
+    *,
+    shapes: WindowShapes | None = None,
+    cores: Cores | None = None,
 ) -> Judgement:
     """Judge observations: findings of all segments of work, and healthy only where a straggler would have shown.
 
-    ``shapes`` reads the histograms of windows, where rollups were read.
+    ``shapes`` reads the histograms of windows, where rollups were read; ``cores`` tells who only waited for a core.
     """
     width = seen.source.step_width
     thresholds = thresholds.for_width(width)
@@ -187,8 +192,12 @@ def judge(
     everything += costly_together(light, everything, thresholds)
     short = [finding for (_, kind), one in judgements.items() if kind == SegmentKind.COMPUTE for finding in one.brief]
     everything += in_all_compute(short, everything, main_compute(judgements), len(seen.ranks), thresholds)
+    waiting_for_cores: list[Abstention] = []
+    raised = {one.rank for one in everything}
+    if cores is not None and everything:
+        everything, waiting_for_cores = without_waiting(everything, seen, cores)
     findings = per_rank(everything)
-    blocking += [*not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
+    blocking += [*waiting_for_cores, *not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
     if not findings and not drifts:
         growth = find_growth(seen.step_ms, seen.steps)
         note = find_longer(seen.step_ms, seen.steps, width) if growth is None else growth.note
@@ -205,7 +214,7 @@ def judge(
         tuple(drifts.values()),
         throttled_ranks(everything, judgements),
         tuple(blocking),
-        _warnings(judgements, seen, {one.rank for one in findings}, thresholds),
+        _warnings(judgements, seen, raised, thresholds),
         visible_ratio(judgements, thresholds),
     )
 
@@ -213,7 +222,8 @@ def judge(
 def _warnings(
     judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations, accused: set[int], thresholds: Thresholds
 ) -> tuple[EarlyWarning, ...]:
-    """Ranks that have become slower than they were at a main segment of the device's work."""
+    """Ranks that have become slower than they were at a main segment of the device's work, and are not accused, or for
+    want of cores not."""
     main = {
         name: one.comparison
         for (name, kind), one in judgements.items()

@@ -167,7 +167,7 @@ class StragglerVerdict:
             return f"No straggler{size}{'' if not_seen else ', and no slow link between hosts'}."
         if self.verdict == Outcome.INSUFFICIENT:
             reason = self.abstained[0].reason if self.abstained else "no rank could be compared with peers"
-            if self.visible_ratio is not None and self.abstained and self.abstained[0].signal == "network":
+            if self.visible_ratio is not None and self.abstained and self.abstained[0].signal in ("network", "cores"):
                 return f"No straggler of x{self.visible_ratio:.2f} or more in the ranks' own work, but {reason}."
             return f"Not enough evidence to judge: {reason}."
         first = self.culprits[0]

@@ -30,7 +30,6 @@ from .stack_signal import StackOnSignal
 from .store_address import store_address
 from .topology import Topology
 from .vocabulary import SegmentKind
-from .work_clock import Rest
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +196,7 @@ def begin(name: str, *, kind: SegmentKind | str = SegmentKind.COMPUTE, microbatc
     """Begin a region that no ``with`` can hold; give what it returns to `end`, on any thread."""
     index = _recorder.segment(name, kind)  # type: ignore[arg-type]
     clock = _recorder.work_clocks.get(index)
-    if isinstance(clock, Rest):  # whoever ends it does not say what it was
+    if clock is not None:  # whoever ends it does not say what it was
         clock.doubt()
     return _recorder.begin(index, ABSENT_I32 if microbatch is None else microbatch)
 
@@ -260,6 +259,8 @@ def shutdown(reason: str = "finished") -> None:
     if isinstance(recorder, Recorder):
         recorder.close(reason)
         _open_recorders.discard(recorder)
+    if _agent is not None:
+        _agent.revive()
 
 
 def _exited() -> None:

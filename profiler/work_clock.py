@@ -91,7 +91,12 @@ class WorkClock:
             self._run()
 
     def doubt(self) -> None:
-        """Something else than work begins whose end nobody tells: what is worked in this step is not known."""
+        """Work begins whose end nobody tells: inside of other work it is counted, else the step is not known."""
+        if not self._depth and threading.get_ident() == self._thread:
+            self._is_doubted = True
+
+    def doubt_rest(self) -> None:
+        """Something else than work begins whose end nobody tells: inside of work, the step is not known."""
         if self._depth and threading.get_ident() == self._thread:
             self._is_doubted = True
 
@@ -162,4 +167,4 @@ class Rest:
     __slots__ = ("doubt", "enter", "leave")
 
     def __init__(self, clock: WorkClock) -> None:
-        self.enter, self.leave, self.doubt = clock.rest_begin, clock.rest_end, clock.doubt
+        self.enter, self.leave, self.doubt = clock.rest_begin, clock.rest_end, clock.doubt_rest

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from ...collectors.store import Attempt, Store
-from ...collectors.verdicts import Evidence
+from ...collectors.verdicts import Abstention, Evidence
 from ...collectors.views import literal
 from ...profiler.vocabulary import SegmentKind
 from ..asking import ask
 from ..cells import NS_PER_MS, SegmentCells
 from ..compare import Comparison, compare, typical_excess
+from ..cores import Cores, short_of_cores
 from ..detect import Raised
 from ..observations import MAIN_KINDS, Observations
 from ..source import Source
@@ -66,12 +67,30 @@ def find_hidden(store: Store, attempt: Attempt, seen: Observations) -> Findings:
     kinds = ", ".join(literal(str(kind)) for kind in MAIN_KINDS)
     sql = _INSIDE.format(kinds=kinds)
     table = store.query(sql, [int(seen.steps[0]), int(seen.steps[-1])], attempt=attempt)
-    found = []
+    cores = Cores(store, attempt, seen)
+    found: list[Culprit] = []
+    notes: list[Abstention] = []
     for cells in main:
         rest = _without(cells, table)
-        if rest is not None:
-            found += _culprits(store, attempt, cells, rest, seen, _of(cells, table))
-    return Findings(tuple(found))
+        if rest is None:
+            continue
+        for culprit, excess_ms in _culprits(store, attempt, cells, rest, seen, _of(cells, table)):
+            why = _why_not(culprit, excess_ms, cells, seen, cores)
+            found += [culprit] if why is None else []
+            notes += [] if why is None else [why]
+    return Findings(tuple(found), blocking=tuple(notes))
+
+
+def _why_not(
+    culprit: Culprit, excess_ms: float, cells: SegmentCells, seen: Observations, cores: Cores
+) -> Abstention | None:
+    """Why it is not accused: it waited for a processor core, and the others for it."""
+    [rank] = culprit.ranks
+    others = [one for one in seen.ranks.tolist() if one != rank]
+    why = cores.explains(rank, others, cells.name, cells.kind, culprit.steps, excess_ms, culprit.pattern)
+    if why is None:
+        return None
+    return short_of_cores(rank, culprit.segment, culprit.ratio, culprit.steps, why, seen)
 
 
 def _without(cells: SegmentCells, table: pa.Table) -> SegmentCells | None:
@@ -127,7 +146,8 @@ def _reached_later_ms(part: pa.Table, rank: int, steps: tuple[int, int]) -> floa
 
 def _culprits(
     store: Store, attempt: Attempt, cells: SegmentCells, rest: SegmentCells, seen: Observations, part: pa.Table
-) -> list[Culprit]:
+) -> list[tuple[Culprit, float]]:
+    """Culprits, and by how much longer each works, ms a step."""
     limits = Thresholds(min_excess_share=MIN_EXCESS_SHARE)
     comparison = compare(rest, seen.placement.roles(rest.ranks), seen.step_ms, limits)
     if comparison is None:
@@ -136,12 +156,13 @@ def _culprits(
     if len(raised) > max(1, len(seen.ranks) // 4):
         return []
     spans = part.num_rows / max(len(cells.ranks) * len(cells.steps), 1)
-    culprits = [(_culprit(store, attempt, one, comparison, cells, seen), one) for one in raised]
+    culprits = [
+        (_culprit(store, attempt, one, comparison, cells, seen), typical_excess(one, comparison)) for one in raised
+    ]
     return [
-        culprit
-        for culprit, one in culprits
-        if _reached_later_ms(part, culprit.ranks[0], culprit.steps) * max(spans, 1.0)
-        >= MIN_LATER * typical_excess(one, comparison)
+        (culprit, excess_ms)
+        for culprit, excess_ms in culprits
+        if _reached_later_ms(part, culprit.ranks[0], culprit.steps) * max(spans, 1.0) >= MIN_LATER * excess_ms
     ]
 
 

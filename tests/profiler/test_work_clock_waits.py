@@ -195,6 +195,25 @@ def test_what_nobody_ends_by_name_makes_a_step_unknown(
     assert step_of(recorded, run(begins=False))["worked_ns"] == 9, "the next step is known again"
 
 
+@pytest.mark.parametrize(("kind", "known"), [(SegmentKind.COLLECTIVE, True), (SegmentKind.COMPUTE, False)])
+def test_work_that_nobody_ends_by_name_is_not_left_out_unsaid(
+    machine: Machine, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, kind: SegmentKind, known: bool
+) -> None:
+    recorder = recorded.recorder
+    monkeypatch.setattr(session, "_recorder", recorder)
+    forward = recorder.segment("forward")
+    recorder.segment("beside", kind)
+
+    def run() -> None:
+        with recorder.span(forward):
+            machine.pass_(9)
+        span: Any = session.begin("beside", kind=kind)
+        machine.pass_(9)
+        session.end(span)
+
+    assert ("worked_ns" in step_of(recorded, run)) == known
+
+
 @pytest.mark.parametrize(
     ("inside", "known"), [(0.0, True), (HELPED - 0.01, True), (HELPED + 0.01, False), (3.0, False)]
 )

@@ -58,6 +58,7 @@ def write_spans(
     world_size: int | None = None,
     exit_reason: str | None = "finished",
     attempt: int = 0,
+    clock: str = "host",
     more: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
 ) -> Store:
     """Write the store of one attempt and open it. ``more`` are rows of further tables; attempts may share a root."""
@@ -91,7 +92,7 @@ def write_spans(
             "duration_ns": [_ns(span.duration_ms) for span in spans],
             "self_ns": [_ns(span.duration_ms if span.self_ms is None else span.self_ms) for span in spans],
             "exposed_ns": [_ns(span.exposed_ms) for span in spans],
-            "clock": ["host"] * len(spans),
+            "clock": [clock] * len(spans),
             "status": [span.status for span in spans],
         },
     }
