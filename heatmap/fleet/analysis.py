@@ -17,6 +17,7 @@ from ..peers import FloatArray
 from ..verdict import Outcome
 from .chance import at_least, usual_rate, wilson
 from .history import MS_PER_HOUR, History, load_history
+from .machines import load_machines
 from .result import Accusation, AttemptRecord, Fleet, HostRecord, Week
 
 MIN_ACCUSED = 2
@@ -32,10 +33,11 @@ def find_offenders(stores: Sequence[Store], *, progress: Callable[[int, int], No
     """
     attempts = [(store, attempt) for store in stores for attempt in store.attempts()]
     found: list[History] = []
+    machines = load_machines(stores)
     for done, (store, attempt) in enumerate(attempts):
         if progress is not None:
             progress(done, len(attempts))
-        history = load_history(store, attempt)
+        history = load_history(store, attempt, machines)
         found += [] if history is None else [history]
     if not found:
         raise MegascopeError(
@@ -56,7 +58,7 @@ def fleet_of(found: Sequence[History], empty: int = 0) -> Fleet:
         runs=len({(one.store, one.attempt.run) for one in found}),
         attempts=tuple(_record(one) for one in found),
         judged=len(judged),
-        host_count=len({host for one in found for host in one.hosts}),
+        host_count=len({machine for one in found for machine in one.machines}),
         hosts=hosts,
         weeks=weeks,
         hours=sum(one.hours for one in found),
@@ -116,33 +118,32 @@ def _record(one: History) -> AttemptRecord:
 
 
 def _hosts(judged: Sequence[History]) -> tuple[HostRecord, ...]:
-    """Hosts that were accused at all: offenders first, then by what they cost."""
-    present = Counter(host for one in judged for host in one.hosts)
-    blamed = {(place, host) for place, one in enumerate(judged) for host in _blamed(one)}
-    accused = Counter(host for _, host in blamed)
-    usual = usual_rate([accused[host] for host in present], list(present.values()))
+    """Machines that were accused at all: offenders first, then by what they cost."""
+    present = Counter(machine for one in judged for machine in one.machines)
+    accused = Counter(machine for one in judged for machine in _blamed(one))
+    usual = usual_rate([accused[machine] for machine in present], list(present.values()))
     records = [
         _host(
-            host,
+            machine,
             judged,
-            present[host],
+            present[machine],
             times,
-            at_least(times, present[host], usual) * len(present),
+            at_least(times, present[machine], usual) * len(present),
         )
-        for host, times in accused.items()
-        if present[host]
+        for machine, times in accused.items()
+        if present[machine]
     ]
     return tuple(sorted(records, key=lambda one: (not one.offender, -one.lost_gpu_hours, one.host)))
 
 
 def _blamed(one: History) -> set[str]:
-    return {host for culprit in one.culprits_of_hosts() for host in culprit.hosts}
+    return {machine for culprit in one.culprits_of_hosts() for machine in one.machines_in(culprit)}
 
 
-def _host(host: str, judged: Sequence[History], present: int, accused: int, chance: float) -> HostRecord:
+def _host(machine: str, judged: Sequence[History], present: int, accused: int, chance: float) -> HostRecord:
     accusations, causes, lost_hours, lost_gpu_hours = [], Counter[str](), 0.0, 0.0
     for one in judged:
-        mine = [culprit for culprit in one.culprits_of_hosts() if host in culprit.hosts]
+        mine = [culprit for culprit in one.culprits_of_hosts() if machine in one.machines_in(culprit)]
         causes.update({str(culprit.cause) for culprit in mine})
         worst = max((one.lost_hours_to(culprit) for culprit in mine), default=0.0)
         lost_hours += worst
@@ -154,12 +155,13 @@ def _host(host: str, judged: Sequence[History], present: int, accused: int, chan
             )
             for culprit in mine
         ]  # fmt: skip
+    names = _names(machine, judged)
     low, high = wilson(accused, present)
     return HostRecord(
-        host=host,
+        host=names[0],
         present=present,
         accused=accused,
-        runs_present=len({(one.store, one.attempt.run) for one in judged if host in one.hosts}),
+        runs_present=len({(one.store, one.attempt.run) for one in judged if machine in one.machines}),
         runs_accused=len({(one.store, one.run) for one in accusations}),
         rate=accused / present,
         low=low,
@@ -170,7 +172,15 @@ def _host(host: str, judged: Sequence[History], present: int, accused: int, chan
         lost_hours=lost_hours,
         lost_gpu_hours=lost_gpu_hours,
         accusations=tuple(accusations),
+        also=tuple(names[1:]),
+        machine=None if machine == names[0] else machine,
     )
+
+
+def _names(machine: str, judged: Sequence[History]) -> list[str]:
+    """The names of a machine's hosts, the latest first: that is where it is to be found."""
+    newest = sorted(judged, key=lambda one: int(one.series.start_ns[-1]), reverse=True)
+    return list(dict.fromkeys(host for one in newest for host in one.hosts if one.machine_of(host) == machine))
 
 
 def _weeks(found: Sequence[History]) -> tuple[Week, ...]:
@@ -206,8 +216,9 @@ def _sentence(hosts: Sequence[HostRecord], judged: Sequence[History], found: Seq
         return f"No host was accused again and again in {of}{once}."
     first = offenders[0]
     more = f" {len(offenders) - 1} more offenders below." if len(offenders) > 1 else ""
+    also = f", the same machine as {', '.join(first.also)}," if first.also else ""
     return (
-        f"Host {first.host} was accused in {first.accused} of {first.present} attempts "
+        f"Host {first.host}{also} was accused in {first.accused} of {first.present} attempts "
         f"({', '.join(first.causes)}) and cost {first.lost_gpu_hours:,.2f} GPU-hours.{more}"
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
@@ -15,9 +16,10 @@ from ..peers import FloatArray
 from ..stragglers import find_stragglers
 from ..verdict import Culprit, Outcome, StragglerVerdict
 from .lost import HARDWARE, LostBy, lost_to_machines
+from .machines import Machines
 
 MAX_HOSTS_NAMED = 2
-"""Hosts of a finding that is held against them: a link has two, and a group of many accuses none by itself."""
+"""Machines of a finding that is held against them: a link has two, and a group of many accuses none by itself."""
 
 MS_PER_HOUR = 3.6e6
 NS_PER_DAY = 86_400 * 10**9
@@ -27,7 +29,8 @@ NS_PER_DAY = 86_400 * 10**9
 class History:
     """An attempt: where it is stored, its verdict, its steps, its hosts, and ``lost`` [S], the share of each step.
 
-    ``ranks`` is 0 where their number is not known.
+    ``ranks`` is 0 where their number is not known. ``machine_names`` of hosts tells which machine a host was; where a
+    host is not in it, its own name stands for that.
     """
 
     store: str
@@ -38,6 +41,16 @@ class History:
     ranks: int
     lost: FloatArray
     lost_by: LostBy
+    machine_names: Mapping[str, str] = field(default_factory=dict)
+
+    def machine_of(self, host: str) -> str:
+        """Which machine a host was, whatever its name."""
+        return self.machine_names.get(host, host)
+
+    @property
+    def machines(self) -> set[str]:
+        """The machines that it ran on."""
+        return {self.machine_of(host) for host in self.hosts}
 
     @property
     def is_judged(self) -> bool:
@@ -50,10 +63,16 @@ class History:
         return float(self.series.ms.sum()) / MS_PER_HOUR
 
     def culprits_of_hosts(self) -> list[Culprit]:
-        """Accusations of hardware that name one host, or two."""
+        """Accusations of hardware that name one machine, or two."""
         return [
-            one for one in self.verdict.culprits if one.kind in HARDWARE and 0 < len(set(one.hosts)) <= MAX_HOSTS_NAMED
+            one
+            for one in self.verdict.culprits
+            if one.kind in HARDWARE and 0 < len(self.machines_in(one)) <= MAX_HOSTS_NAMED
         ]
+
+    def machines_in(self, culprit: Culprit) -> set[str]:
+        """The machines that an accusation names."""
+        return {self.machine_of(host) for host in culprit.hosts}
 
     def lost_hours_to(self, culprit: Culprit) -> float:
         """Time of the job that is lost to one culprit: no more than to all."""
@@ -80,7 +99,7 @@ def week_of(moment_ns: int) -> str:
     return f"{year}-W{week:02d}"
 
 
-def load_history(store: Store, attempt: Attempt) -> History | None:
+def load_history(store: Store, attempt: Attempt, machines: Machines) -> History | None:
     """Judge an attempt; None where it has no step with a time."""
     series = load_series(store, attempt)
     series = series.part(np.isfinite(series.ms) & (series.ms > 0))
@@ -90,4 +109,5 @@ def load_history(store: Store, attempt: Attempt) -> History | None:
     rows = store.query("SELECT host, count(DISTINCT rank) AS ranks FROM ranks GROUP BY host", attempt=attempt)
     hosts = tuple(sorted(str(row["host"]) for row in rows.to_pylist()))
     ranks = attempt.world_size or sum(int(row["ranks"]) for row in rows.to_pylist())
-    return History(str(store.root), attempt, verdict, series, hosts, ranks, *lost_to_machines(verdict, series))
+    names = {host: machines.of((str(store.root), attempt.run, attempt.attempt, host)) for host in hosts}
+    return History(str(store.root), attempt, verdict, series, hosts, ranks, *lost_to_machines(verdict, series), names)

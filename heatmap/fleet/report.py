@@ -58,7 +58,7 @@ def _hosts(fleet: Fleet) -> Table:
             for a in one.accusations
         ]
         table.add_row(
-            escape(one.host),
+            escape(one.host + (f" (also {', '.join(one.also)})" if one.also else "")),
             "offender" if one.offender else "",
             f"{one.accused} of {_many(one.present, 'attempt')}, {one.runs_accused} of {_many(one.runs_present, 'run')}",
             f"{one.rate:.0%} ({one.low:.0%} to {one.high:.0%})",

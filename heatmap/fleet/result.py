@@ -58,8 +58,10 @@ class Accusation:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """A host over all attempts that were judged and that it took part in.
+    """A machine over all attempts that were judged and that it took part in, under its latest name, ``host``.
 
+    ``also`` are other names that its hosts had, the latest first; ``machine`` is its identity (table ``machines``),
+    None where none is known: then hosts of one name are one machine.
     ``rate`` is accused over present, ``low`` to ``high`` its interval of 95 % (Wilson). ``chance`` is the probability
     of so many accusations at the rate of most hosts (`chance.usual_rate`), times the hosts tried; an ``offender`` was
     accused at least twice and has a chance below 5 %.
@@ -79,6 +81,8 @@ class HostRecord:
     lost_hours: float
     lost_gpu_hours: float
     accusations: tuple[Accusation, ...]
+    also: tuple[str, ...] = ()
+    machine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,25 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.attempts import Attempt
 from megascope.collectors.store import Store
 from megascope.heatmap.fleet.analysis import find_offenders, fleet_of
 from megascope.heatmap.fleet.chance import FALSE_RATE, at_least, usual_rate, wilson
-from megascope.heatmap.fleet.history import History, week_of
-from megascope.heatmap.fleet.lost import LostBy, lost_shares, lost_to_machines
+from megascope.heatmap.fleet.history import week_of
+from megascope.heatmap.fleet.lost import LostBy, lost_to_machines
 from megascope.heatmap.fleet.report import render
 from megascope.heatmap.fleet.result import Fleet, to_json
 from megascope.heatmap.mfu.steps import StepSeries
-from megascope.heatmap.verdict import Cause, Culprit, CulpritKind, Outcome, Pattern, Severity, StragglerVerdict
+from megascope.heatmap.verdict import CulpritKind, Outcome, StragglerVerdict
 from megascope.heatmap.whatif.result import Contribution, Part, WhatIf
 from megascope.profiler.errors import MegascopeError
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.writing import simulate
+from support.fleet_histories import START_NS, WEEK_NS, culprit, history, hosts_of
 from support.small_job import job_of
 from support.span_store import meeting, write_spans
-
-WEEK_NS = 7 * 86_400 * 10**9
-START_NS = 1_790_000_000 * 10**9  # a Monday, 2026-09-21
 
 
 @pytest.fixture(scope="module")
@@ -76,33 +73,6 @@ def test_mfu_without_the_slow_host_comes_near_that_of_the_run_without_it(fleet: 
     assert fleet.mfu < healthy
     assert fleet.mfu_without == pytest.approx(healthy, rel=0.02)
     assert {one.lost_by for one in fleet.attempts if one.run != "r2"} == {"step-time"}
-
-
-def culprit(
-    host: str, lost: float, steps: tuple[int, int] = (0, 99), kind: CulpritKind = CulpritKind.RANK
-) -> Culprit:  # fmt: skip
-    hosts = tuple(host.split("+")) if host else ()
-    return Culprit(
-        (0,), hosts, 0.9, Severity.LOW, kind, Cause.SLOW_COMPUTE, "forward", 1.3, steps, Pattern.CHRONIC, lost, ()
-    )
-
-
-def history(
-    number: int, hosts: list[str], *culprits: Culprit, verdict: Outcome | None = None, ms: float = 1000.0
-) -> History:
-    steps = np.arange(100)
-    series = StepSeries(
-        steps, START_NS + steps * int(ms * 1e6), np.full(100, ms), np.full(100, 0.4), np.full(100, 1e6), steps >= 0
-    )
-    found = verdict or (Outcome.FINDINGS if culprits else Outcome.HEALTHY)
-    return History(
-        "store", Attempt(f"run{number}", 0), StragglerVerdict(f"run{number}", 0, None, found, culprits), series,
-        tuple(hosts), len(hosts), lost_shares(series, culprits), LostBy.LOST_SHARE,
-    )  # fmt: skip
-
-
-def hosts_of(count: int) -> list[str]:
-    return [f"node{number:04d}" for number in range(count)]
 
 
 def test_one_accusation_in_a_hundred_attempts_is_chance() -> None:
