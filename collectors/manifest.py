@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from ..profiler.topology import stable_id
+from ..profiler.store_address import quote_name
 from .durable import make_folders, write_durably
 from .manifest_entries import FileEntry, Pruned, Retired, order_of
 from .marker import newer_schema
@@ -34,7 +33,6 @@ MANIFESTS = "_manifests"
 COMPACTOR = "compactor/"
 MANIFEST_VERSION = 1
 KEPT_SNAPSHOTS = 5
-MAX_NAME_BYTES = 180
 
 _SNAPSHOT_NAME = re.compile(r"(\d{12})\.json")
 
@@ -71,20 +69,6 @@ class Offer:
     manifest: Manifest
     live: dict[str, FileEntry]
     retired: dict[str, Retired]
-
-
-def quote_name(name: str) -> str:
-    """A run's or writer's name as part of a path, percent-encoded as Hive does: it can leave no folder.
-
-    >>> quote_name("../a b")
-    '%2E%2E%2Fa%20b'
-    """
-    quoted = quote(name, safe="", errors="replace")
-    if quoted.startswith("."):
-        quoted = quoted.replace(".", "%2E")
-    if len(quoted) > MAX_NAME_BYTES:
-        quoted = f"{quoted[: MAX_NAME_BYTES - 17]}~{stable_id(name):016x}"
-    return quoted
 
 
 def data_folder(table: str, run: str, attempt: int, block: str) -> str:

@@ -18,7 +18,7 @@ from cyclopts.validators import Number
 from ..profiler.errors import UsageError
 from ..profiler.identity import RUN_VARIABLE, mint_run, next_attempt_in
 from ..profiler.opening import default_spool
-from ..profiler.store_address import store_url
+from ..profiler.store_address import store_address, store_url
 from .common import Json, print_json
 from .node import parse_address
 from .train import load_training
@@ -85,7 +85,7 @@ def supervise(
     )
     address, token = _where(listen, local)
     run = chosen.record.run or os.environ.get(RUN_VARIABLE) or mint_run(config.stem)
-    store = chosen.record.store.absolute()
+    store = store_address(chosen.record.store)
     store.mkdir(parents=True, exist_ok=True)
     say = _say_now if not json else _say_aside
     lease = Lease(run_folder(store, run), run)

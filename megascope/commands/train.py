@@ -95,7 +95,8 @@ def run_job(config: TrainConfig, nproc: int | None, environment: Mapping[str, st
         if config.record.enabled:
             record = config.record
             if store_url(record.store) is None:
-                record.store.mkdir(parents=True, exist_ok=True)  # a path that cannot be used is said before training
+                # A path that cannot be used is said before training.
+                store_address(record.store).mkdir(parents=True, exist_ok=True)
             sys.stdout.write(
                 f"run {record.run}, attempt {record.attempt}: store {store_url(record.store) or record.store}\n"
             )
