@@ -187,7 +187,8 @@ class Agent:
         for run, numbers in self._found().items():
             if self._hold(run):
                 self.runs[run].poll(numbers, self.settings.stall_s, heartbeat=heartbeat)
-        self._hardware.poll([one for run in self.runs.values() for one in run.attempts.values() if one.is_active])
+        attempts = [one for run in self.runs.values() for one in run.attempts.values()]
+        self._hardware.poll([one for one in attempts if one.is_active or any(rank.runs_here for rank in one.ranks)])
         self._alarms.poll()
         if self._metrics is not None:
             self._metrics.show(self.runs, self._quota)

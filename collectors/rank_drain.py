@@ -24,6 +24,9 @@ QUIET_NS = 200_000_000
 SILENT_NS = 6 * 3600 * 10**9
 """A rank whose process cannot be seen counts as dead once its box was still for that long."""
 
+RESTING_NS = 600 * 10**9
+"""A rank of this host whose process cannot be seen counts as running while its box was not still for longer."""
+
 _LAST_RECORDS = 256
 
 
@@ -216,6 +219,13 @@ class RankDrain:
             return True
         is_near = self.header.is_of_this_host and self.header.pid_namespace in (None, pid_namespace())
         return is_near and self.header.is_of_this_boot and not self.came_back
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the rank runs on this host, as far as its process or, of one in another container, its box shows."""
+        if self.header is None or self.is_ended or not (self.header.is_of_this_host and self.header.is_of_this_boot):
+            return False
+        return self.is_visible or time.monotonic_ns() - self.changed_ns < RESTING_NS
 
     def sample(self) -> ProcessSample:
         """State of the process. One that is gone without a goodbye makes the rank dead, until its box moves again."""

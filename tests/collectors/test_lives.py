@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors import attempt_drain, rank_drain
+from megascope.collectors import attempt_drain, rank_drain, rank_metadata
 from megascope.collectors.agent import Agent, AgentSettings, run_agent
 from megascope.collectors.attempt_drain import AttemptDrain
 from megascope.collectors.attempt_tables import _fault_rows
+from megascope.collectors.hardware.watch import HardwareWatch
 from megascope.collectors.locks import FileLock
 from megascope.collectors.processes import ProcessSample, ProcessState
 from megascope.collectors.rank_metadata import RankMetadata
@@ -61,6 +62,26 @@ def test_a_rank_with_process_ids_of_its_own_is_never_declared_dead(
     rank.close("finished")
     drain_all(watcher)
     assert newest_attempt(store_root).exit_reason == "finished"
+
+
+def test_the_hardware_under_ranks_in_other_containers_is_sampled(
+    recorder: Open, agent: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as their boxes move; not under those of another host, whose spool is shared."""
+    seen: list[int] = []
+    monkeypatch.setattr(HardwareWatch, "poll", lambda _, attempts: seen.append(len(attempts)))
+    monkeypatch.setattr(rank_drain, "pid_namespace", lambda: 1)
+    rank, watcher = recorder(), agent()
+    watcher.poll()
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_metadata, "host_name", lambda: "another")
+        watcher.poll()
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_drain, "RESTING_NS", 0)
+        watcher.poll()
+    rank.close("finished")
+    watcher.poll()
+    assert seen == [1, 0, 0, 0]
 
 
 @pytest.mark.usefixtures("gone")
@@ -281,7 +302,7 @@ def test_the_catalog_is_written_only_when_something_changed(
     monkeypatch.setattr(Store, "write_catalog", noted_write)
     monkeypatch.setattr("megascope.collectors.agent.Store", noted_open)
     rank = recorder()
-    watcher = agent(catalog_s=0.0, flush_s=1e9)
+    watcher = agent(catalog_s=0.0, flush_s=1e9, heartbeat_s=1e9, health_s=1e9)
     for number in range(2):
         collective(rank, number + 1)
         watcher.poll(flush=True)
