@@ -167,7 +167,12 @@ def _together(pruned: Iterable[Pruned]) -> list[Pruned]:
 
 def pruned_sentence(pruned: Pruned) -> str:
     """What a page or a verdict says in place of "no data"."""
-    what = {"events": "raw spans", "rank_windows": f"windows of {pruned.level} steps"}.get(pruned.table, pruned.table)
+    names = {
+        "events": "raw spans",
+        "rank_windows": f"windows of {pruned.level} steps",
+        "hardware_events": "events of hardware",
+    }
+    what = names.get(pruned.table, pruned.table)
     until = "" if pruned.last_step is None else f" up to step {pruned.last_step}"
     moment = "" if pruned.until_ns is None else f" ({datetime.fromtimestamp(pruned.until_ns / 1e9, UTC):%F %T} UTC)"
     return f"{pruned.rows} {what}{until}{moment} were pruned to keep the store small."

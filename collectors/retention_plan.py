@@ -12,7 +12,7 @@ from .schemas import is_open_block
 
 RAW_STAGES, ROLLUP_STAGES = (0, 1, 2), (3, 4)
 
-_STAGE_OF = {"events": 0, "heartbeats": 1, "health": 1, "steps": 6, **dict.fromkeys(FOLDERS, 2)}
+_STAGE_OF = {"events": 0, "heartbeats": 1, "health": 1, "steps": 6, "hardware_events": 6, **dict.fromkeys(FOLDERS, 2)}
 _STAGE_OF_LEVEL = {10: 3, 100: 4}
 
 
@@ -21,9 +21,9 @@ class Retention:
     """How much a store may keep; None is no limit. Ages count from when the rows came to the store.
 
     ``raw_age_s`` is for spans, heartbeats, health and what lies beside the tables (dumps, told alarms);
-    ``rollup_age_s`` for windows of 10 and 100 steps; ``size_bytes`` for the store as a whole. Windows of 1000 steps and
-    steps go only for the size. Everything else stays for good: runs, ranks, groups, segments, schedules, clock offsets,
-    incidents with what was in flight, and faults.
+    ``rollup_age_s`` for windows of 10 and 100 steps; ``size_bytes`` for the store as a whole. Windows of 1000 steps,
+    steps and events of hardware go only for the size. Everything else stays for good: runs, ranks, groups, segments,
+    schedules, clock offsets, machines, incidents with what was in flight, and faults.
     """
 
     raw_age_s: float | None = None

@@ -41,7 +41,8 @@ def _entry(
 ALL = [
     _entry("events", 1), _entry("events", 9, number=2), _entry("heartbeats", 9), _entry("health", 8),
     *(_entry("rank_windows", 9, level=level) for level in (10, 100, 1000)),
-    *(_entry(table, 9) for table in ("steps", "runs", "ranks", "segments", "incidents", "faults", "in_flight")),
+    *(_entry(table, 9) for table in ("steps", "hardware_events", "runs", "ranks", "segments", "incidents", "faults")),
+    *(_entry(table, 9) for table in ("in_flight", "machines")),
     _entry("rank_windows", 9, block="b000-open"),
 ]  # fmt: skip
 
@@ -63,7 +64,7 @@ def test_size_takes_the_oldest_raw_data_first_and_small_tables_never() -> None:
     total = sum(entry.size_bytes for entry in ALL)
     order = [
         ("events", None, 9), ("events", None, 1), ("heartbeats", None, 9), ("health", None, 8), ("rank_windows", 10, 9),
-        ("rank_windows", 100, 9), ("rank_windows", 1000, 9), ("steps", None, 9),
+        ("rank_windows", 100, 9), ("rank_windows", 1000, 9), ("hardware_events", None, 9), ("steps", None, 9),
     ]  # fmt: skip
     for count in range(len(order) + 1):
         assert _chosen(Retention(size_bytes=total - 10 * count)) == order[:count]
