@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectors.store import Store
+from ..collectors.store import Attempt, Store
 from ..collectors.verdict_alarms import culprits_of, read_verdict, sentence_of
 
 MOST = 500
 """The newest incidents of a run that are read."""
+
+RECOVERY = "recovery-"
+"""How the kinds of a supervisor's recoveries begin."""
 
 TIMES = ("detection_s", "diagnosis_s", "check_s", "restart_s", "catch_up_s", "recovery_s")
 """What a supervisor tells of a recovery, in the order in which it goes on."""
@@ -21,13 +24,17 @@ _SQL = f"SELECT * FROM incidents WHERE run = ? ORDER BY opened_ns DESC LIMIT {MO
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One incident. Moments are UTC ns; ``times`` are seconds by `TIMES`, as far as they are known."""
+    """One incident. Moments are UTC ns; ``times`` are seconds by `TIMES`, as far as they are known.
+
+    ``is_open``: it lasts. One that nobody closed, as its host went, has ended with its attempt.
+    """
 
     incident: str
     attempt: int
     kind: str
     opened_ns: int
     closed_ns: int | None
+    is_open: bool
     what: str
     actions: tuple[Mapping[str, Any], ...]
     verdict: Mapping[str, Any] | None
@@ -41,10 +48,11 @@ class Told:
 
 def incidents_of_run(store: Store, run: str) -> list[Told]:
     """All incidents of a run, the newest first."""
-    return [_told(row) for row in store.query(_SQL, [run]).to_pylist()]
+    newest = max((one for one in store.attempts() if one.run == run), key=lambda one: one.attempt, default=None)
+    return [_told(row, newest) for row in store.query(_SQL, [run]).to_pylist()]
 
 
-def _told(row: Mapping[str, Any]) -> Told:
+def _told(row: Mapping[str, Any], newest: Attempt | None) -> Told:
     actions = tuple(_actions(row["actions"]))
     verdict = read_verdict(row["verdict"])
     return Told(
@@ -53,11 +61,19 @@ def _told(row: Mapping[str, Any]) -> Told:
         kind=str(row["kind"]),
         opened_ns=int(row["opened_ns"]),
         closed_ns=row["closed_ns"],
+        is_open=row["closed_ns"] is None and newest is not None and _lasts(row, newest),
         what=_what(actions, verdict),
         actions=actions,
         verdict=verdict,
         times=_times(row, actions),
     )
+
+
+def _lasts(row: Mapping[str, Any], newest: Attempt) -> bool:
+    """Whether what nobody closed goes on: a recovery until the attempt after its own has caught up."""
+    if str(row["kind"]).startswith(RECOVERY):
+        return bool(row["attempt"] >= newest.attempt - 1)
+    return bool(row["attempt"] == newest.attempt and newest.exit_reason is None)
 
 
 def _actions(text: object) -> list[dict[str, Any]]:

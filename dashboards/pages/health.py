@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 from ...collectors.hardware.kernel_lines import Severity
 from ...collectors.hardware.printing import cells, highest, lowest
-from ...collectors.hardware.report import HealthReport, HostHealth, health_report, sentence
+from ...collectors.hardware.report import GpuHealth, HealthReport, HostHealth, health_report, sentence
 from ...collectors.hardware.rules import port_errors
 from ..components import Awaited, Rendered, banner, controls, facts, field, hint, number, table
 from ..health_history import Line, lines_of_hosts
@@ -67,10 +67,20 @@ def body(view: View, bench: Workbench) -> Rendered:
 
 def _banner(report: HealthReport) -> Component:
     worst = report.hosts[0].severity if report.hosts else None
-    has_gpus = any(one.gpus for one in report.hosts)
-    calm = ("good", "NOTHING WRONG") if has_gpus else ("unsure", "NOT SAMPLED")
-    tone, word = TONES.get(worst, calm) if worst is not None else calm
+    tone, word = _calm(report) if worst is None else TONES.get(worst, _calm(report))
     return banner(tone, word, sentence(report))
+
+
+def _calm(report: HealthReport) -> tuple[str, str]:
+    """What is said where nothing is wrong: only who knows of all GPUs knows that."""
+    sampled = [all(map(_is_told, one.gpus)) and bool(one.gpus) for one in report.hosts if one.ranks or one.gpus]
+    if all(sampled) and sampled:
+        return "good", "NOTHING WRONG"
+    return "unsure", "NOT ALL SAMPLED" if any(sampled) else "NOT SAMPLED"
+
+
+def _is_told(gpu: GpuHealth) -> bool:
+    return any(value is not None for value in gpu.values.values())
 
 
 def _facts(report: HealthReport) -> list[tuple[str, str, str]]:

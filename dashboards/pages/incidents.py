@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 from ...collectors.store import Attempt
 from ..components import Rendered, banner, facts, hint, number, table, utc
-from ..incident_data import TIMES, Told, incidents_of_run
+from ..incident_data import RECOVERY, TIMES, Told, incidents_of_run
 from ..shell import job_controls
 from ..verdicts import peer_axis
 from ..view import View, ranks_text
@@ -19,7 +19,7 @@ from .page import Page
 
 MOST_ROWS = 100
 MOST_ACTIONS = 60
-RECOVERY, SIGN = "recovery-", "sign-"
+SIGN = "sign-"
 NAMES = {
     "detection_s": "noticed after", "diagnosis_s": "diagnosed in", "check_s": "checked and ended in",
     "restart_s": "restarted in", "catch_up_s": "caught up in", "recovery_s": "whole recovery",
@@ -43,7 +43,7 @@ def body(view: View, bench: Workbench) -> Rendered:
 
 
 def _banner(attempt: Attempt, found: list[Told]) -> Component:
-    still_open = [one for one in found if one.closed_ns is None]
+    still_open = [one for one in found if one.is_open]
     if still_open:
         return banner("bad", "OPEN", f"{still_open[0].kind}, attempt {still_open[0].attempt}: {still_open[0].what}")
     if found:
@@ -57,7 +57,7 @@ def _facts(found: list[Told]) -> list[tuple[str, str, str]]:
     whole = sorted(one.times["recovery_s"] for one in recoveries if "recovery_s" in one.times)
     return [
         ("incidents", "incidents", number(len(found))),
-        ("open", "open", number(sum(one.closed_ns is None for one in found))),
+        ("open", "open", number(sum(one.is_open for one in found))),
         ("recoveries", "recoveries", number(len(recoveries))),
         ("median", "median recovery", f"{whole[len(whole) // 2]:.0f} s" if whole else "–"),
         ("signs", "signs", number(sum(one.kind.startswith(SIGN) for one in found))),
@@ -85,11 +85,18 @@ def _row(one: Told, is_chosen: bool, view: View) -> dict[str, Any]:
         "opened": html.B(link) if is_chosen else link,
         "attempt": number(one.attempt),
         "kind": one.kind,
-        "state": "open" if one.closed_ns is None else f"{(one.closed_ns - one.opened_ns) / 1e9:,.0f} s",
+        "state": _state(one),
         "who": _who(one),
         **{name: _seconds(one.times.get(name)) for name in NAMES},
         "what": html.Span(one.what, className="wrap"),
     }
+
+
+def _state(one: Told) -> str:
+    """How long it took, if it is over and anybody closed it."""
+    if one.closed_ns is None:
+        return "open" if one.is_open else "never closed"
+    return f"{(one.closed_ns - one.opened_ns) / 1e9:,.0f} s"
 
 
 def _who(one: Told) -> str | None:
@@ -108,7 +115,7 @@ def _chosen(found: list[Told], view: View) -> Told | None:
     """The incident of the address; else the newest open one, else the newest."""
     if view.incident is not None:
         return next((one for one in found if one.incident == view.incident), None)
-    return next((one for one in found if one.closed_ns is None), found[0] if found else None)
+    return next((one for one in found if one.is_open), found[0] if found else None)
 
 
 def _unknown(chosen: Told | None, view: View) -> list[Component]:

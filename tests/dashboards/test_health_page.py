@@ -111,6 +111,22 @@ def test_a_run_without_samples_and_incidents_is_not_called_well(bench: Workbench
     assert "NONE NOTED" in text_of(PAGES["/incidents"].body(View(run="calm"), bench))
 
 
+@pytest.mark.parametrize(
+    ("gpus", "word"),
+    [
+        ([{"temperature_celsius": 50.0, "power_watts": None}] * 2, "NOTHING WRONG"),
+        ([{"temperature_celsius": 50.0}, None], "NOT ALL SAMPLED"),
+        ([{"temperature_celsius": 50.0}, {"temperature_celsius": None}], "NOT ALL SAMPLED"),
+        ([{"temperature_celsius": None}, None], "NOT SAMPLED"),
+        ([], "NOT SAMPLED"),
+    ],
+)
+def test_nothing_is_wrong_only_where_all_gpus_are_known(gpus: list[dict[str, float | None] | None], word: str) -> None:
+    found = [() if values is None else (GpuHealth("GPU-1", (0,), values, (), None, {}),) for values in gpus]
+    hosts = tuple(HostHealth(f"h{at}", (at,), 1.0, {}, 0, known, (), (), ()) for at, known in enumerate(found))
+    assert f"'{word}'" in str(health._banner(HealthReport("r", 0, 1.0, 1, 600.0, hosts)))
+
+
 def test_incidents_tell_what_happened_and_how_long_it_took(bench: Workbench) -> None:
     found = {one.kind: one for one in incidents_of_run(bench.store, WRONG.run)}
     assert list(found) == ["recovery-hang", "rank-died", "sign-slow-rank", "stalled"]
