@@ -14,8 +14,9 @@ from .alarm_delivery import Told
 from .alarm_memory import FOLDER
 from .alarm_rules import Alarm, AlarmSettings, named, settings_of_environment
 from .alarms import AlarmHook
-from .diagnosing import Diagnosed, Diagnoser, diagnosis_claim
+from .diagnosing import Diagnoser, diagnosis_claim
 from .incidents import Incident, IncidentKind
+from .question import Answer
 from .rank_drain import RankDrain
 from .stacks import StackTaker
 from .verdict_alarms import ALARMING, FIRM, alarm_of_verdict, read_verdict, sentence_of
@@ -142,7 +143,7 @@ class Responder:
             return
         self._take_verdict(incident, answer, now)
 
-    def _take_verdict(self, incident: Incident, answer: Diagnosed, now: int) -> None:
+    def _take_verdict(self, incident: Incident, answer: Answer, now: int) -> None:
         assert answer.verdict is not None
         state = str(answer.verdict["verdict"])
         case = self._cases[incident.incident]
@@ -153,7 +154,7 @@ class Responder:
         case.is_settled = state in FIRM
         is_last = case.diagnoses >= MOST_DIAGNOSES or case.diagnoses >= 3
         if state in FIRM & ALARMING or (state in ALARMING and is_last):
-            self._alarm(alarm_of_verdict(answer.verdict, now), case)
+            self._alarm(alarm_of_verdict(dict(answer.verdict), now), case)
 
     def _tell_of_death(self, incident: Incident, case: _Case, now: int, *, is_last: bool) -> None:
         """One alarm for those of this host that went together; the hook puts those of several hosts together."""

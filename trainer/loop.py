@@ -35,7 +35,7 @@ from .readback import Readback
 from .rescue import Rescue
 from .schedule import as_rows
 from .skipping import batch_of
-from .stopping import StopRequest
+from .stopping import DEVICE_LAG, StopRequest
 from .topology import groups_across_hosts
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Trainer:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         self._peak = peak_flops(name, config.model.precision)
         self._start, self._logged_step, self._logged_ns = 0, 0, 0
-        self._stop_request = StopRequest()
+        self._stop_request = StopRequest(lag=DEVICE_LAG if device.type == "cuda" else 0)
         self._rescue = Rescue(config.attempt(os.environ), self._save_last_good, linger_s=LINGER_S)
 
     def _warn_of_tp_across_hosts(self) -> None:
@@ -142,8 +142,9 @@ class Trainer:
                     self._step(step, result)
                 if self._switches.active and self._switches.repeats(step):
                     self._step(step, result)
-                if self._stop_request.is_due(step + 1):
-                    self._save_at_stop(step + 1)
+                self._report(result, until=self._stop_request.settled_by(step))
+                if self._stop_request.is_due(step) and step + 1 < self._config.train.steps:
+                    self._save_at_stop(step + 1, result)
                     result.stopped = True
                     break
         finally:
@@ -163,14 +164,18 @@ class Trainer:
         self._readback.begin()
         batch = self._loader.load(Split.TRAIN, batch_of(step, self._config.data.skip))
         metrics: list[Tensor] = []
-        self.pipeline.train_step(batch, step, lambda loss: metrics.append(self.optimizer.step(step, loss)))
+
+        def update(loss: Tensor | None) -> None:
+            metrics.append(self.optimizer.step(step, loss, is_asked=self._stop_request.is_seen(step + 1)))
+
+        self.pipeline.train_step(batch, step, update)
         self._readback.push(step, metrics[0])
         self._report(result)
         if train.eval_every and (step + 1) % train.eval_every == 0:
             self._evaluate(step, result)
         every = self._config.checkpoint.every
         if self._checkpointer is not None and every and (step + 1) % every == 0:
-            self._checkpointer.save(step + 1, self._loader.position)
+            self._save(step + 1, result)
         if (step + 1) % GC_EVERY_STEPS == 0:
             with self._probe.span("gc"):
                 gc.collect(1)
@@ -181,35 +186,38 @@ class Trainer:
         The checkpoints before stay: one whose very next loss is not finite is not to be the only one.
         """
         if self._checkpointer is not None and updates != self._start:
-            if all(bool(part.isfinite().all()) for bucket in self.optimizer.buckets for part in bucket.state()):
+            try:
                 self._checkpointer.save(updates, self._loader.position, prunes=False)
-            else:
-                log.warning(
-                    "The state of rank %d is not finite: that after step %d is not saved.", self._mesh.rank, updates
-                )
-                self._checkpointer.refuse(updates, self._loader.position)
-            hang_up()
-            self._checkpointer.finish(required=True)
+                hang_up()
+                self._checkpointer.finish(required=True)
+            except NotFiniteError as error:  # this state is no good one itself: then it counts for no rank
+                log.warning("%s", error)
+                hang_up()
             if not self._checkpointer.wait(updates, RESCUE_S):
                 log.warning("The state after step %d is not saved: not all ranks could.", updates)
 
-    def _save_at_stop(self, updates: int) -> None:
+    def _save(self, updates: int, result: TrainResult) -> None:
+        """Save what the last step has made, once its loss and gradient norm are known and finite."""
+        assert self._checkpointer is not None
+        self._report(result, wait=True)
+        self._checkpointer.save(updates, self._loader.position)
+
+    def _save_at_stop(self, updates: int, result: TrainResult) -> None:
         """Save, unless that has just been done; a write that fails is an error here, since training ends."""
         if self._checkpointer is not None:
-            self._checkpointer.save(updates, self._loader.position)
+            self._save(updates, result)
             self._checkpointer.finish(required=True)
 
-    def _report(self, result: TrainResult, *, wait: bool = False) -> None:
+    def _report(self, result: TrainResult, *, wait: bool = False, until: int | None = None) -> None:
         """Note the metrics that have arrived: on a CPU this step's, on a device perhaps an earlier one's."""
         train, model = self._config.train, self._config.model
         tokens = train.batch * model.sequence
         world = self._world.size
-        for done in self._readback.ready(wait=wait):
-            step, (loss, norm) = done.step, done.values
+        for done in self._readback.ready(wait=wait, until=until):
+            step, (loss, norm, asked) = done.step, done.values
+            self._stop_request.agree(step, asked)
             if not math.isfinite(loss) or not math.isfinite(norm):  # what all ranks know alike: they stop together
-                error = not_finite(step, what="loss" if not math.isfinite(loss) else "gradient norm")
-                error.is_applied = True
-                raise error
+                raise not_finite(step, what="gradient norm" if math.isfinite(loss) else "loss", is_applied=True)
             result.losses.append(loss)
             result.grad_norms.append(norm)
             rate = learning_rate(train, step)
@@ -236,6 +244,8 @@ class Trainer:
             if self._world.size > 1:
                 self._world.all_reduce(total)
             loss = float(total.item())
+        if not math.isfinite(loss):  # which a device tells only now, of weights that are updated already
+            raise not_finite(step, what="evaluation loss after the update", is_applied=True)
         self.funnel.traffic = traffic
         result.eval_losses[step] = loss
         self._recorder.step_metrics(step, eval_loss=loss)

@@ -59,17 +59,18 @@ class ShardedOptimizer:
         """All buckets of this rank."""
         return [bucket for flat in self.flats for bucket in flat.buckets]
 
-    def step(self, number: int, loss: Tensor | None) -> Tensor:
+    def step(self, number: int, loss: Tensor | None, *, is_asked: bool = False) -> Tensor:
         """Update the shards from their gradients.
 
-        ``loss`` is this rank's part of the job's mean loss, None if it has none. Returns [loss of the job, gradient
-        norm before clipping], float64, the same on every rank: both travel in one all-reduce.
+        ``loss`` is this rank's part of the job's mean loss, None if it has none; ``is_asked``: whether this rank is
+        asked to stop. Returns [loss of the job, gradient norm before clipping, ranks that are asked], float64, the same
+        on every rank: all three travel in one all-reduce.
         """
         is_swapped = self._world.funnel.switches.swaps_order()
         for flat in () if is_swapped else self.flats:
             flat.finish_reduce()
         with self._probe.span("grad_clip"):
-            metrics = self._reduce_metrics(loss)
+            metrics = self._reduce_metrics(loss, is_asked)
             for flat in self.flats if is_swapped else ():
                 flat.reduce()
                 flat.finish_reduce()
@@ -82,10 +83,10 @@ class ShardedOptimizer:
             self._update(learning_rate(self._config, number), scale)
         return metrics
 
-    def _reduce_metrics(self, loss: Tensor | None) -> Tensor:
-        """Sum [loss, squared gradient norm] over the world, after completing the gradients of norms and tied copies."""
-        device = self._world.funnel.device
-        metrics = torch.zeros(2, dtype=torch.float64, device=device)
+    def _reduce_metrics(self, loss: Tensor | None, is_asked: bool) -> Tensor:
+        """Sum [loss, squared gradient norm, ranks asked] over the world, after completing norms' and tied gradients."""
+        metrics = torch.zeros(3, dtype=torch.float64, device=self._world.funnel.device)
+        metrics[2] = float(is_asked)
         if loss is not None:
             metrics[0] = loss
         for flat in self.flats:

@@ -53,10 +53,12 @@ class Readback:
             values = host.copy_(values, non_blocking=True)
         self._pending.append((step, values, self._began, self._mark()))
 
-    def ready(self, *, wait: bool = False) -> list[StepResult]:
-        """What has arrived; all of it with ``wait``."""
+    def ready(self, *, wait: bool = False, until: int | None = None) -> list[StepResult]:
+        """What has arrived; with ``wait`` all of it, with ``until`` at least the results of steps up to that one."""
         result = []
-        while self._pending and (wait or self._pending[0][3].query()):
+        while self._pending and (
+            wait or (until is not None and self._pending[0][0] <= until) or self._pending[0][3].query()
+        ):
             step, values, began, ended = self._pending.pop(0)
             ended.synchronize()
             result.append(StepResult(step, values.tolist(), round(began.elapsed_time(ended) * 1e6)))

@@ -14,8 +14,9 @@ import pytest
 
 from megascope.cli import main
 from megascope.collectors.agent import Agent
-from megascope.collectors.diagnosing import Diagnoser, _read
+from megascope.collectors.diagnosing import Diagnoser
 from megascope.collectors.incidents import MOST_ACTIONS, Incident
+from megascope.collectors.question import read_answer
 from megascope.collectors.responding import alarm_of_verdict, sentence_of
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.recorder import Recorder
@@ -172,7 +173,7 @@ def test_a_diagnosis_that_fails_says_why(tmp_path: Path) -> None:
     assert diagnoser.start("run", 0) == "a diagnosis is under way already"
     answer = wait_for(diagnoser.poll, 30, "an answer")
     assert answer.verdict is None
-    assert "the diagnosis failed: megascope: " in answer.problem
+    assert "hang gave no verdict: megascope: " in answer.problem
     assert not diagnoser.is_busy
 
 
@@ -181,13 +182,13 @@ def test_a_diagnosis_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert diagnoser.start("run", 0) is None
     answer = diagnoser.poll()
     assert answer is not None
-    assert answer.problem == "the diagnosis did not end within 0 s"
+    assert answer.problem == "hang gave no verdict within 0 s"
 
 
 def test_an_answer_that_is_no_verdict() -> None:
     for out in ("", "no json", "[1]", "{}"):
-        assert _read(0, out, "", 1.0).verdict is None
-    assert _read(0, '{"verdict": "hang"}', "a warning", 1.0).verdict == {"verdict": "hang"}
+        assert read_answer("hang", 0, out, "", 1.0).verdict is None
+    assert read_answer("hang", 0, '{"verdict": "hang"}', "a warning", 1.0).verdict == {"verdict": "hang"}
 
 
 def test_an_incident_never_grows_without_end() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from megascope.collectors import responding
 from megascope.collectors.alarm_rules import AlarmSettings
-from megascope.collectors.diagnosing import Diagnosed
 from megascope.collectors.incidents import Incident
+from megascope.collectors.question import Answer
 from megascope.collectors.responding import Responder, alarm_of_verdict, sentence_of
 from megascope.collectors.shared_claim import SharedClaim
 from megascope.collectors.verdict_alarms import read_verdict
@@ -31,14 +31,14 @@ class Slow:
 
     def __init__(self, *_: object) -> None:
         self.is_busy = False
-        self.answer: Diagnosed | None = None
+        self.answer: Answer | None = None
         self.starts = 0
 
     def start(self, *_: object) -> None:
         self.is_busy = True
         self.starts += 1
 
-    def poll(self) -> Diagnosed | None:
+    def poll(self) -> Answer | None:
         answer, self.answer = self.answer, None
         if answer is not None:
             self.is_busy = False
@@ -65,7 +65,7 @@ class Host:
         self.responder.poll([self.incident], [], int(self.clock[0] * SECOND))
 
     def judge(self, verdict: dict[str, Any] = VERDICT) -> None:
-        self.diagnoser.answer = Diagnosed(verdict, json.dumps(verdict), None, 1.0)
+        self.diagnoser.answer = Answer(verdict, None, 1.0, json.dumps(verdict))
         self.poll()
 
     def outcomes(self) -> list[str]:

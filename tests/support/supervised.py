@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from megascope.collectors.question import Answer
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
 from megascope.trainer.supervisor import diagnosis, supervisor
-from megascope.trainer.supervisor.asking import Answer
 from megascope.trainer.supervisor.hub import Hub, open_listener
 from megascope.trainer.supervisor.job import Job, Patience
 from megascope.trainer.supervisor.limits import Limits

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch import Tensor
 
 from megascope.profiler.null import NullRecorder
 from megascope.trainer.checkpoints.files import committed_steps, step_folder
 from megascope.trainer.checkpoints.listing import verify_checkpoints
+from megascope.trainer.checkpoints.state import HostCopy
 from megascope.trainer.checkpoints.writing import ShardWriter, Written
 from megascope.trainer.config import CheckpointConfig, OnFailure, TrainConfig
 from megascope.trainer.launch import launch
@@ -184,23 +186,53 @@ def test_the_last_good_state_is_saved_where_no_checkpoint_has_it(
 
 
 @pytest.mark.timeout(60)
-def test_a_state_that_is_not_finite_itself_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bit of one weight flips after the checkpoint of step 4: what is left is that one."""
+@pytest.mark.parametrize(
+    ("flips_in", "state", "dp", "newest"),
+    [(4, "master", 1, 4), (3, "master", 1, 2), (3, "second_moment", 2, 2)],
+    ids=["after-a-checkpoint", "before-one", "moment-of-one-rank"],
+)
+def test_a_state_that_is_not_finite_itself_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips_in: int, state: str, dp: int, newest: int
+) -> None:
+    """A bit of the last rank's flips: the newest checkpoint is from before. With such a moment losses stay finite."""
     step = ShardedOptimizer.step
 
-    def flipped(self: ShardedOptimizer, number: int, loss: Tensor | None) -> Tensor:
-        metrics = step(self, number, loss)
-        if number == 4:
-            self.buckets[0].master[0] = math.nan
+    def flipped(self: ShardedOptimizer, number: int, loss: Tensor | None, **more: bool) -> Tensor:
+        metrics = step(self, number, loss, **more)
+        if number == flips_in and dist.get_rank() == dp - 1:
+            getattr(self.buckets[0], state)[0] = math.nan if state == "master" else math.inf
+        if number == flips_in:
             self.buckets[0].gather(wait=True)
         return metrics
 
     monkeypatch.setattr(ShardedOptimizer, "step", flipped)
-    config = small_config(steps=8, checkpoint=CheckpointConfig(folder=tmp_path, every=2, keep=1))
-    [outcome] = fork_ranks(1, lambda: run_worker(config, NullRecorder()))
-    assert "not finite" in str(outcome.error)
-    assert [(one.step, one.problems) for one in verify_checkpoints(tmp_path)] == [(4, ())]
-    assert not step_folder(tmp_path, 5).exists()
+    config = small_config(dp=dp, steps=8, checkpoint=CheckpointConfig(folder=tmp_path, every=2, keep=1))
+    outcomes = fork_ranks(dp, lambda: run_worker(config, NullRecorder()))
+    sentence = "rank 1 after step 4 is not finite (NaN or infinite), and is not saved" if dp == 2 else "not finite"
+    assert sentence in str(outcomes[-1].error)
+    assert [(one.step, one.problems) for one in verify_checkpoints(tmp_path)] == [(newest, ())]
+    if dp == 1:  # a rank that loses its peer may leave half a checkpoint, which the next start removes
+        assert [path.name for path in tmp_path.glob("step-*")] == [step_folder(tmp_path, newest).name]
+
+
+@pytest.mark.timeout(60)
+def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it came to be committed."""
+    step = ShardedOptimizer.step
+
+    def broken(self: ShardedOptimizer, number: int, loss: Tensor | None, **more: bool) -> Tensor:
+        metrics = step(self, number, loss, **more)
+        self.buckets[0].second_moment[0] = math.inf if number == 3 else 0.0
+        return metrics
+
+    config = small_config(steps=4, checkpoint=CheckpointConfig(folder=tmp_path, every=2))
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardedOptimizer, "step", broken)
+        patched.setattr(HostCopy, "is_finite", lambda _: True)
+        run_config(config)
+    assert committed_steps(tmp_path) == [4, 2]
+    assert run_config(config)[0].start_step == 2
+    assert (tmp_path / "step-00000004.refused-1").exists()
 
 
 @pytest.mark.timeout(60)

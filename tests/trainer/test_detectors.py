@@ -148,6 +148,8 @@ def test_memory_errors_that_become_more_are_told() -> None:
 )
 def test_xids_that_no_program_causes_are_told(xid: int, speaks: bool) -> None:
     found = device_errors([DeviceReading("node-1", "0000:9b:00", 1, XID_METRIC, xid)])
+    again = device_errors([DeviceReading("node-1", "0000:9b:00", moment, XID_METRIC, xid) for moment in (2, 1)])
+    assert found == again
     assert [sign.detector for sign in found] == [Detector.XID] * speaks
     assert not speaks or found[0].hosts == ("node-1",)
 

@@ -16,8 +16,8 @@ def test_a_gradient_that_is_not_finite_reaches_no_weight(monkeypatch: pytest.Mon
     reduce, update = ShardedOptimizer._reduce_metrics, ShardedOptimizer._update
     calls: list[int] = []
 
-    def poisoned(self: ShardedOptimizer, loss: Tensor | None) -> Tensor:
-        metrics = reduce(self, loss)
+    def poisoned(self: ShardedOptimizer, loss: Tensor | None, is_asked: bool) -> Tensor:
+        metrics = reduce(self, loss, is_asked)
         calls.append(1)
         if len(calls) == 3:
             metrics[1] = value

@@ -38,3 +38,16 @@ def test_a_step_on_a_cpu_lasts_from_its_beginning_to_its_results() -> None:
     (result,) = readback.ready()
     assert (result.step, result.values) == (7, [1.5])
     assert 20_000_000 <= result.duration_ns < 100_000_000
+
+
+def test_results_of_some_steps_are_waited_for_and_later_ones_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megascope.trainer.readback.empty", lambda shape, **_: torch.empty(shape))
+    cuda = FakeCuda()
+    readback = Readback(cuda)
+    for step in range(4):
+        readback.begin()
+        cuda.current.launch(10.0)
+        readback.push(step, torch.tensor([float(step)]))
+    assert [one.step for one in readback.ready(until=-2)] == []
+    assert [one.step for one in readback.ready(until=1)] == [0, 1]
+    assert cuda.now_ms == 20.0

@@ -124,6 +124,19 @@ def test_metrics_that_come_after_their_row_are_taken_over(fleet: Fleet) -> None:
     assert step_rows._MOST_RECENT <= LATE_STEPS
 
 
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_on_one_rank_alone_is_seen(fleet: Fleet, name: str, value: float) -> None:
+    rows = rows_of([(rank, step) for step in range(3) for rank in range(WORLD)])
+    rows["grad_norm"] = [1.0] * len(rows["rank"])
+    rows[name][3] = value  # of rank 1 in step 1
+    fleet.write("steps", rows)
+    fleet.look()
+    (sign,) = not_finite(fleet.observer.seen.steps)
+    assert (sign.step, sign.ranks, str(sign.value)) == (1, (1,), str(value))
+    assert [(one.loss, one.grad_norm) for one in fleet.observer.seen.steps[::2]] == [(3.0, 1.0)] * 2
+
+
 def test_a_rank_s_newest_beat_is_kept(fleet: Fleet) -> None:
     fleet.write("ranks", {"rank": [0, 1], "host": ["a", "b"], "pid": [1, 2]}, axes=())
     reading = [{"segment": "data_read", "kind": "data", "begun_ns": BEGAN}]
@@ -148,6 +161,20 @@ def test_a_host_whose_clock_differs_has_missed_no_heartbeat(fleet: Fleet, monkey
         signs = missed_heartbeats(fleet.observer.seen.beats)
         assert [sign.ranks for sign in signs] == ([(1,)] if second > 31 else [])
     assert signs[0].value == 20
+
+
+def test_an_xid_is_dated_by_the_clock_that_is_the_same_for_all_hosts(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of b is an hour behind; the log is read a second after each beat of its rank."""
+    fleet.write("ranks", {"rank": [0, 1], "host": ["a", "b"], "pid": [1, 2]}, axes=())
+    monkeypatch.setattr(fleet.observer, "_clock_ns", lambda: BEGAN)
+    fleet.write("heartbeats", {"rank": [0, 1], "moment_ns": [BEGAN, BEGAN - 3600 * SECOND]})
+    columns: dict[str, list[Any]] = {"host": ["a", "b"], "device": ["gpu"] * 2, "metric": ["xid"] * 2}
+    fleet.write("health", {**columns, "value": [79.0] * 2, "moment_ns": [BEGAN + 5, BEGAN - 3600 * SECOND + 7]})
+    fleet.look()
+    fleet.look()
+    assert [one.moment_ns - BEGAN for one in fleet.observer.seen.readings] == [7, 5]
 
 
 def test_of_a_counter_only_its_changes_are_kept(fleet: Fleet) -> None:

@@ -13,23 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megascope.collectors.question import Question
 from megascope.collectors.store import Store
 from megascope.collectors.writer import TableWriter
 from megascope.profiler.errors import UsageError
 from megascope.profiler.host import host_name
 from megascope.trainer.config import CheckpointConfig, DataConfig, RecordConfig, load_config
 from megascope.trainer.skipping import batch_of
-from megascope.trainer.stopping import CONTROL_VARIABLE, StopRequest
 from megascope.trainer.supervisor.accusing import accused_by_hang, accused_by_stragglers, says_not_finite, says_storage
-from megascope.trainer.supervisor.asking import Question
 from megascope.trainer.supervisor.attempt import AttemptState
 from megascope.trainer.supervisor.goodput import StepSpan, goodput_of
 from megascope.trainer.supervisor.history import Fence, History, Restart
 from megascope.trainer.supervisor.job import check_job
 from megascope.trainer.supervisor.journal import Journal
-from megascope.trainer.supervisor.kernel_log import KernelLog, xids_in
 from megascope.trainer.supervisor.observing import Observer
-from megascope.trainer.supervisor.ranks import write_control
 from megascope.trainer.supervisor.recovery import Recovery
 from megascope.trainer.supervisor.reporting import as_json, lines
 from megascope.trainer.supervisor.resolved import as_toml
@@ -98,16 +95,6 @@ def test_a_straggler_accuses_its_host() -> None:
 def test_what_is_not_one_hosts_doing_accuses_nobody(more: Mapping[str, Any]) -> None:
     assert accused_by_stragglers(straggler(**more)) == ()
     assert accused_by_stragglers({**straggler(), "verdict": "insufficient-evidence"}) == ()
-
-
-def test_xids_are_read_off_the_kernels_log(tmp_path: Path) -> None:
-    lines_ = [
-        "[Sun Feb 23 16:24:18 2025] NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout",
-        "6,1234,99;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
-        "NVRM: GPU at PCI:0000:3b:00: GPU-0123",
-    ]
-    assert list(xids_in(lines_)) == [(119, "0000:9b:00"), (79, "0000:3b:00")]
-    assert KernelLog(tmp_path / "none").xids() == []
 
 
 def test_a_question_that_cannot_be_answered_says_why(tmp_path: Path) -> None:
@@ -248,17 +235,6 @@ def test_what_cannot_be_supervised_is_refused(changes: dict[str, Any], hosts: in
     check_job(config, 2)
     with pytest.raises(UsageError, match=sentence):
         check_job(replace(config, **changes), hosts)
-
-
-def test_a_request_to_stop_is_seen_at_its_step_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a.control"
-    request = StopRequest({CONTROL_VARIABLE: str(path)})
-    assert not request.is_due(5)
-    write_control(path, 7)
-    assert [step for step in range(5, 10) if request.is_due(step)] == [7]
-    path.write_text("soon")
-    assert not request.is_due(7)
-    assert not StopRequest({}).is_due(7)
 
 
 @given(st.sets(st.integers(0, 30)))

@@ -13,7 +13,7 @@ from megascope.profiler.errors import MegascopeError
 from megascope.trainer.finite import NotFiniteError
 from megascope.trainer.rescue import Rescue
 from megascope.trainer.supervisor.observing import Seen
-from megascope.trainer.supervisor.saving import save_and_stop, stop_step
+from megascope.trainer.supervisor.saving import MORE_STEPS, save_and_stop, stopped_by
 from support.watching import ended, job, trained
 
 
@@ -39,7 +39,7 @@ class FakeHub:
     nodes: dict[str, FakeNode] = field(default_factory=lambda: {name: FakeNode() for name in ("node-0", "node-1")})
 
 
-def test_all_ranks_are_asked_to_save_at_one_step_far_enough_ahead() -> None:
+def test_all_ranks_are_asked_to_save_as_soon_as_they_can() -> None:
     state, hub = ended(), FakeHub()
     observer: Any = FakeObserver(trained(100.0, 40))
 
@@ -47,17 +47,16 @@ def test_all_ranks_are_asked_to_save_at_one_step_far_enough_ahead() -> None:
         state.codes = dict.fromkeys(range(4), 0)
 
     fake: Any = hub
-    target = save_and_stop(job(save_s=5.0), state, fake, observer, turn)
-    assert target is not None
-    assert target >= 40 + 50
-    assert [node.told for node in hub.nodes.values()] == [[{"do": "save-and-stop", "step": target}]] * 2
+    assert save_and_stop(job(save_s=5.0), state, fake, observer, turn) == 40
+    assert [node.told for node in hub.nodes.values()] == [[{"do": "save-and-stop", "step": 40}]] * 2
 
 
-@pytest.mark.parametrize(("step_s", "more"), [(1.0, 12), (60.0, 1)])
-def test_long_steps_are_not_waited_for_longer_than_need_be(step_s: float, more: int) -> None:
-    seen = trained(step_s * 1e3, age_s=0.0)
+@pytest.mark.parametrize("off_s", [-86400.0, 0.0, 86400.0])
+@pytest.mark.parametrize(("step_s", "more"), [(1.0, 10), (60.0, 1)])
+def test_what_is_worth_asking_depends_on_no_clock_of_another_host(step_s: float, more: int, off_s: float) -> None:
+    seen = trained(step_s * 1e3, age_s=off_s)
     assert seen.last_step is not None
-    assert stop_step(job(save_s=10.0), seen) == seen.last_step + 1 + 1 + more
+    assert stopped_by(job(save_s=10.0), seen) == seen.last_step + 1 + more + MORE_STEPS
 
 
 def test_ranks_that_fail_instead_have_not_saved() -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from megascope.collectors.question import Answer
 from megascope.trainer.supervisor import watching
-from megascope.trainer.supervisor.asking import Answer
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Trigger
 from megascope.trainer.supervisor.signs import Detector, DeviceReading, Sign, StepRecord
@@ -169,16 +169,18 @@ def test_what_the_policy_would_do_nothing_about_is_only_told(stragglers: type[St
 
 
 def test_a_broken_device_accuses_its_host() -> None:
-    watch = watcher(seen=trained())
-    watch.readings = [DeviceReading("node-1", "0000:9b:00", time.time_ns(), "xid", 79)]
+    seen = trained()
+    watch = watcher(seen=seen)
+    seen.readings = [DeviceReading("node-1", f"0000:{bus}:00", time.time_ns(), "xid", 79) for bus in ("9b", "9b", "3b")]
     alert = watch.watch()
     assert (alert.trigger, [one.host for one in alert.accused]) == (Trigger.DEVICE_ERROR, ["node-1"])
 
 
 @pytest.mark.parametrize("xid", [38, 63, 999], ids=["the driver", "work goes on", "unknown"])
 def test_an_xid_that_speaks_against_no_device_is_only_told(xid: int) -> None:
-    watch = watcher(seen=trained())
-    watch.readings = [DeviceReading("node-1", "0000:9b:00", time.time_ns(), "xid", xid)]
+    seen = trained()
+    watch = watcher(seen=seen)
+    seen.readings = [DeviceReading("node-1", "0000:9b:00", time.time_ns(), "xid", xid)]
     told: list[Sign] = []
     watch.hear = told.extend
     with pytest.raises(EndlessError):
@@ -188,8 +190,9 @@ def test_an_xid_that_speaks_against_no_device_is_only_told(xid: int) -> None:
 
 @pytest.mark.parametrize("reading", [("node-9", 10**19), ("node-1", 0)], ids=["another host", "an earlier attempt"])
 def test_a_device_that_is_not_in_this_attempt_stops_nobody(reading: tuple[str, int]) -> None:
-    watch = watcher(seen=trained())
-    watch.readings = [DeviceReading(reading[0], "0000:9b:00", reading[1], "xid", 79)]
+    seen = trained()
+    watch = watcher(seen=seen)
+    seen.readings = [DeviceReading(reading[0], "0000:9b:00", reading[1], "xid", 79)]
     with pytest.raises(EndlessError):
         watch.watch()
 

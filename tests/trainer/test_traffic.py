@@ -30,7 +30,7 @@ def expected_traffic(config: TrainConfig, stage: int) -> Expected:
     tokens = model.sequence * train.batch // (dp * train.microbatches)
     activation = tokens * model.width * item
     is_first, is_last = stage == 0, stage == pp - 1
-    result: Expected = {"world_all_reduce": (1, 16)} if tp * pp * dp > 1 else {}
+    result: Expected = {"world_all_reduce": (1, 24)} if tp * pp * dp > 1 else {}
     if tp > 1:
         per_layer = 1 if model.parallel_block else 2
         ends = is_first + is_last

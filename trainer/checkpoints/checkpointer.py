@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from ...profiler.errors import MegascopeError
 from ..comm import Channel
 from ..config import OnFailure, TrainConfig
 from ..data import Position
+from ..finite import NotFiniteError, state_not_finite
 from ..optim import ShardedOptimizer
 from ..probe import Probe
 from ..topology import Mesh
@@ -85,35 +87,34 @@ class Checkpointer:
         """Take a checkpoint after ``step`` updates, to go on at ``position``; it is written in the background.
 
         One of the same step as the last one, or as what training went on from, is not taken again: its folder may be
-        committed. Raises MegascopeError where the write before this one failed, if that is to end the training.
-        ``prunes``: older ones that are no longer kept are removed.
+        committed. Raises MegascopeError where the write before this one failed, if that is to end the training: no
+        rank's state of this step counts then. ``prunes``: older ones that are no longer kept are removed.
         """
         if step == self._newest:
             return
         self._newest = step
+        make = self._commit_of(step, position)
         with self._probe.span("checkpoint_stage"):
-            self.finish()
+            try:
+                self.finish()
+            except MegascopeError:
+                with contextlib.suppress(RuntimeError, OSError):
+                    self._committer.report(step, None, make)  # the others need not wait for it
+                raise
             if self._host is None:
                 self._host = HostCopy(self._optimizer, self._mesh)
             with self._probe.span("checkpoint_snapshot"):
                 ready = self._host.take()
             generators = states_of_generators(self._device)
-        make = self._commit_of(step, position)
         work = (step, ready, self._host.pieces(), generators, make, prunes)
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
 
-    def refuse(self, step: int, position: Position) -> None:
-        """In place of `save`: have no rank's state of this step count. Raises RuntimeError where the store is lost."""
-        if step != self._newest:
-            self._newest = step
-            self.finish()
-            self._committer.report(step, None, self._commit_of(step, position))
-
     def finish(self, *, required: bool = False) -> None:
         """Wait for the write that is under way. MegascopeError where it failed, if that is to end the training.
 
-        ``required``: it does so however ``checkpoint.on_failure`` is set.
+        ``required``: it does so however ``checkpoint.on_failure`` is set. So does a state that is not finite: it is
+        never written, and training on from it is of no use.
         """
         if self._thread is not None:
             self._thread.join()
@@ -121,6 +122,8 @@ class Checkpointer:
         failure, self._failure = self._failure, None
         if failure is None:
             return
+        if isinstance(failure, NotFiniteError):
+            raise failure
         sentence = (
             f"Cannot write a checkpoint to {self._folder} ({_reason(failure)}): make room, or change checkpoint.folder."
         )
@@ -147,6 +150,8 @@ class Checkpointer:
                 if ready is not None:
                     ready.synchronize()
                 try:
+                    if self._host is not None and not self._host.is_finite():
+                        raise state_not_finite(self._rank, step)
                     written = self._writer.write(step, pieces, generators, self._stage_span)
                 finally:  # the others learn of a failure, too
                     with self._probe.span("checkpoint_commit"):

@@ -54,8 +54,8 @@ class Restorer:
     def restore(self, text: Mapping[str, Any] | None = None) -> Restored | None:
         """Load the newest checkpoint that is intact for all ranks; None where there is none at all.
 
-        What is missing, torn or altered is named in a warning, and the checkpoint before it is taken. Raises UsageError
-        for another model or another ``text``, MegascopeError where checkpoints exist and none can be used.
+        What is missing, torn, altered or not finite is named in a warning, and the one before it is taken. Raises
+        UsageError for another model or another ``text``, MegascopeError where checkpoints exist and none can be used.
         """
         candidates = self._candidates(text)
         while True:
@@ -118,7 +118,10 @@ class Restorer:
                         self._fill(assembler, bucket, state, target, failure is None)
                     except DamagedError as error:
                         failure = error
-            return reader.size_bytes, failure
+        states = (part for bucket in self._optimizer.buckets for part in bucket.state())
+        if failure is None and not all(bool(part.isfinite().all()) for part in states):
+            failure = DamagedError(f"what rank {self._mesh.rank} has of it is not finite (NaN or infinite)")
+        return reader.size_bytes, failure
 
     def _fill(self, assembler: Assembler, bucket: Bucket, state: str, target: Tensor, is_reading: bool) -> None:
         """One state of a bucket's shard: read by this rank for itself, or by the first of its group for all."""

@@ -155,6 +155,19 @@ class HostCopy:
         ready.record()
         return ready
 
+    def is_finite(self) -> bool:
+        """Whether no number that was copied is infinite or NaN: one pass over it, by one thread, without a copy."""
+        with np.errstate(invalid="ignore"):
+            return all(
+                bool(np.isfinite([numbers.min(), numbers.max()]).all())  # a NaN is both
+                for numbers in map(self._numbers, self._pieces)
+                if numbers.size
+            )
+
+    def _numbers(self, placed: tuple[Piece, int, int]) -> Any:
+        piece, begin, end = placed
+        return self._host[begin:end].view(getattr(torch, piece.dtype)).numpy()
+
     def pieces(self) -> list[tuple[Piece, memoryview]]:
         """What was copied, with its place in the whole model."""
         content = memoryview(self._host.numpy().data)

@@ -178,15 +178,21 @@ def loss_divergence(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS
 
 
 def device_errors(readings: Sequence[DeviceReading], limits: Thresholds = THRESHOLDS) -> list[Sign]:
-    """Uncorrectable memory errors that have become more, and Xids of the driver that no program causes by itself."""
-    found = []
+    """Uncorrectable memory errors that have become more, and Xids of the driver that no program causes by itself.
+
+    An Xid that a device reports again and again is one sign.
+    """
+    xids: dict[tuple[str, str | None, float], Sign] = {}
     counted: dict[tuple[str, str | None], list[float]] = {}
     for reading in sorted(readings, key=lambda one: one.moment_ns):
+        place = reading.host, reading.device
         if reading.metric == ECC_METRIC:
-            counted.setdefault((reading.host, reading.device), []).append(reading.value)
+            counted.setdefault(place, []).append(reading.value)
         elif reading.metric == XID_METRIC and explain(int(reading.value)).blame is not Blame.PROGRAM:
             what = f"{tell(int(reading.value))} of {reading.device or 'a device'} on {reading.host}"
-            found.append(Sign(Detector.XID, what, reading.value, 0, hosts=(reading.host,)))
+            sign = Sign(Detector.XID, what, reading.value, 0, hosts=(reading.host,))
+            xids.setdefault((*place, reading.value), sign)
+    found = list(xids.values())
     for (host, device), values in counted.items():
         more = values[-1] - values[0]
         if more > 0:

@@ -37,7 +37,7 @@ class Patience:
     ask_every_s: float = 15.0
     "Between two questions for stragglers."
     save_s: float = 10.0
-    "Ahead of which a step is chosen at which to save and stop."
+    "For a request to save and stop to have come to a rank, from the last step that is in the store on."
     look_s: float = 1.0
     "Between two looks at the store."
 

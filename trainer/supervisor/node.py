@@ -24,7 +24,6 @@ from ..children import Children
 from ..launch import preload
 from .checks import Check
 from .hub import SILENT_S
-from .kernel_log import KernelLog
 from .ranks import Start, hold_rendezvous, remove_control, run_rank, tail_of, write_control
 from .wire import Message, UnansweredError, Wire, join
 
@@ -61,7 +60,6 @@ class NodeAgent:
         self._kill_at: float | None = None
         self._collector: HostAgent | None = None
         self._check: Check | None = None
-        self._kernel = KernelLog()
         self._beat_at, self._heard_s = 0.0, time.monotonic()
         self._is_done = self._is_dismissed = False
         hello = {"host": self._host, "slots": settings.slots, "pid": os.getpid(), "address": settings.address}
@@ -108,8 +106,6 @@ class NodeAgent:
             return
         self._tell_ends()
         self._tell_check()
-        for xid, device in self._kernel.xids():
-            self._wire.send({"say": "xid", "xid": xid, "device": device})
         if self._collector is not None:
             self._collector.ensure()
         now = time.monotonic()

@@ -101,6 +101,7 @@ class Observer:
         self._behind_ns: dict[str, int] = {}
         self._read_files: dict[str, list[str]] = {}
         self._values: dict[tuple[str, str | None], float] = {}
+        self._readings: dict[DeviceReading, None] = {}
 
     def look(self) -> bool:
         """Take over what is new; False where the store, or the attempt in it, is not there yet."""
@@ -175,7 +176,7 @@ class Observer:
         ]
 
     def _take_readings(self, store: Store, attempt: Attempt) -> None:
-        """Every Xid; of a counter, its first value and those at which it has changed."""
+        """Every Xid; of a counter, its first value and those at which it has changed. Moments as with heartbeats."""
         new = self._new_health.take(store, attempt, _NEW_READINGS)
         for row in () if new is None else new.to_pylist():
             reading = DeviceReading(**row)
@@ -184,8 +185,9 @@ class Observer:
                 continue
             if reading.metric == ECC_METRIC:
                 self._values[place] = reading.value
-            if reading not in self.seen.readings:
-                self.seen.readings.append(reading)
+            self._readings.setdefault(reading)
+        behind = {one.host: self._behind_ns.get(one.host, 0) for one in self._readings}
+        self.seen.readings = [replace(one, moment_ns=one.moment_ns + behind[one.host]) for one in self._readings]
 
     def executions(self, first_attempt: int = 0) -> list[StepSpan]:
         """Every execution of every step of the run, from an attempt on: the median duration over ranks."""

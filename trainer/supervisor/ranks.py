@@ -1,4 +1,4 @@
-"""One rank of a supervised job: its environment, its log, and the request to save and stop at a step."""
+"""One rank of a supervised job: its environment, its log, and the request to save and stop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def hold_rendezvous(server: socket.socket) -> int:
 
 
 def write_control(path: Path, step: int) -> None:
-    """Ask the ranks of this host to save after ``step`` updates and to stop."""
+    """Ask the ranks of this host to save and to stop, after ``step`` updates at the earliest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(str(step))

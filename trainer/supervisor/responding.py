@@ -125,7 +125,7 @@ class Response:
             record.step = saved - 1
             shared.say(f"saved after step {saved}, and stopped")
             return self._trigger
-        record.note("not-saved", why="the ranks did not all stop at the step that was asked for")
+        record.note("not-saved", why="the ranks did not all save and stop as they were asked to")
         return Trigger.HOST_LOST if state.lost else self._trigger
 
     def _end_ranks(self) -> None:

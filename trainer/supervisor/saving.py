@@ -1,4 +1,4 @@
-"""Having a job that still trains save at a chosen step and stop, so that a host is replaced without losing a step."""
+"""Having a job that still trains save and stop, so that a host is replaced without losing a step."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from .observing import Observer, Seen
 MOST_STEP_S = 120.0
 """A host so slow that a step takes longer is not waited for."""
 
+MORE_STEPS = 4
+"""Steps that are made after all ranks can have read the request: the one under way, its sum, and a device's lag."""
 
-def stop_step(job: Job, seen: Seen) -> int | None:
-    """The number of updates after which all ranks could save and stop; None where that cannot be told.
 
-    The store lags behind: steps that have been made since its last one, at the fastest pace, are counted in. Steps that
-    are shorter than the time to give vary, and get two more; of longer ones it is the end of the next but one.
+def stopped_by(job: Job, seen: Seen) -> int | None:
+    """The number of updates by which all ranks will have stopped if they are asked now; None where none can be told.
+
+    It is only for what is worth asking, and for how long to wait: the step is agreed upon by the ranks.
     """
     times = _times_s(seen)
-    if not times or seen.last_step is None or seen.end_ns is None or statistics.median(times) > MOST_STEP_S:
+    if not times or seen.last_step is None or statistics.median(times) > MOST_STEP_S:
         return None
-    since = math.ceil(max(time.time_ns() - seen.end_ns, 0) / 1e9 / min(times))
-    usual_s = statistics.median(times)
-    more = math.ceil(job.patience.save_s / usual_s) + (2 if usual_s < job.patience.save_s else 0)
-    return seen.last_step + 1 + since + more
+    return seen.last_step + 1 + math.ceil(job.patience.save_s / statistics.median(times)) + MORE_STEPS
 
 
 def _times_s(seen: Seen) -> list[float]:
@@ -39,25 +38,24 @@ def _times_s(seen: Seen) -> list[float]:
 def save_and_stop(
     job: Job, state: AttemptState, hub: Hub, observer: Observer, turn: Callable[[float], None]
 ) -> int | None:
-    """Ask all ranks to save after the same step and to stop; that number of updates, None where they did not.
+    """Ask all ranks to save and to stop; after how many updates they did, None where they did not.
 
-    The step is far enough ahead that every rank can have read the request before it gets there. Where one has not,
-    the ranks wait for each other in vain, and the checkpoint before is used: steps are lost then, and nothing else.
+    The first rank that reads the request makes all of them stop after the same step.
     """
     observer.look()
     seen = observer.seen
-    target = stop_step(job, seen)
-    if target is None or seen.last_step is None:
+    last = stopped_by(job, seen)
+    if last is None or seen.last_step is None:
         return None
+    least = seen.last_step + 1
     for host in state.hosts:
         if host in hub.nodes:
-            hub.nodes[host].tell({"do": "save-and-stop", "step": target})
-    step_s = statistics.median(_times_s(seen))
-    deadline = time.monotonic() + 3 * (target - seen.last_step) * step_s + job.patience.stop_s
+            hub.nodes[host].tell({"do": "save-and-stop", "step": least})
+    deadline = time.monotonic() + 3 * (last - seen.last_step) * statistics.median(_times_s(seen)) + job.patience.stop_s
     while time.monotonic() < deadline:
         turn(0.2)
         if state.has_ended_well:
-            return target
+            return job.resumed_step() or least
         if state.lost or state.failed:
             return None
     return None

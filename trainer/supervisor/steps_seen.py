@@ -31,7 +31,9 @@ WHERE step > ? AND duration_ns IS NOT NULL"""
 
 _BY_STEP = """
 SELECT step, median(duration_ns) AS duration_ns, min(start_ns) AS start_ns, count(*) AS ranks,
-    max(start_ns + duration_ns) AS end_ns, min(loss) AS loss, max(grad_norm) AS grad_norm, max(tokens) AS tokens,
+    max(start_ns + duration_ns) AS end_ns, max(tokens) AS tokens,
+    coalesce(arg_min(loss, rank) FILTER (NOT isfinite(loss)), min(loss)) AS loss,
+    coalesce(arg_min(grad_norm, rank) FILTER (NOT isfinite(grad_norm)), max(grad_norm)) AS grad_norm,
     min(rank) FILTER (NOT isfinite(loss) OR NOT isfinite(grad_norm)) AS first_bad_rank, {by_rank} AS by_rank
 FROM (SELECT * FROM pending QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY written_ns DESC NULLS LAST) = 1)
 GROUP BY step ORDER BY step"""

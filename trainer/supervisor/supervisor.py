@@ -18,9 +18,9 @@ from .pinging import pinging
 from .policy import Accused, Action, Decision, Trigger, decide
 from .recovery import Recovery
 from .responding import Response
-from .saving import stop_step
+from .saving import stopped_by
 from .shared import EndAskedError, Say, Shared
-from .signs import DeviceReading, Sign
+from .signs import Sign
 from .starting import StartError, await_hosts, start_attempt
 from .telling import Teller
 from .watching import Alert, Watcher
@@ -58,7 +58,6 @@ class Supervisor:
         self.shared = Shared(job, hub, say, self._turn, path, history, journal, observer, recovery)
         self.hub.banned |= history.fenced
         self.state: AttemptState | None = None
-        self._readings: list[DeviceReading] = []
         self._next, self._attempts = first_attempt(job.store, job.run, history, unused), 0
         self._is_asked = False
         self._readable_at, self._told_problem = time.monotonic(), ""
@@ -86,10 +85,7 @@ class Supervisor:
 
     def _take(self, node: Node, message: Message) -> None:
         what = message.get("say")
-        if what == "xid":
-            device, xid = message.get("device"), float(message["xid"])
-            self._readings.append(DeviceReading(node.host, device, time.time_ns(), "xid", xid))
-        elif what in ("stopped", "port"):  # who is withheld and opens a rendezvous was only late with it
+        if what in ("stopped", "port"):  # who is withheld and opens a rendezvous was only late with it
             self.shared.release(node)
         elif what == "lost":
             self.shared.release(node)  # it ends its ranks, and may come back as any host that was lost
@@ -195,13 +191,12 @@ class Supervisor:
             Teller(self._tell_sign).hear,
             self._progress,
             lambda: self._is_asked,
-            self._readings,
         ).watch()
 
     def _is_worth(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState) -> bool:
         """Whether anything would be done about hosts that are accused while the job trains."""
-        target = stop_step(self.job, self.shared.observer.seen)
-        in_time = target is not None and target < self.job.steps
+        last = stopped_by(self.job, self.shared.observer.seen)
+        in_time = last is not None and last < self.job.steps
         case = self.shared.case(trigger, accused, state)
         return in_time and decide(case, self.history, self.job.limits).action is not Action.WATCH
 

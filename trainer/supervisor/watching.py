@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...collectors.question import Question
 from .accusing import accused_by_stragglers, network_signs
-from .asking import Question
 from .attempt import AttemptState
 from .detectors import accuses, device_errors, signs_of
 from .job import Job
 from .observing import Observer
 from .policy import Accused, Trigger
-from .signs import Detector, DeviceReading, Sign
+from .signs import Detector, Sign
 
 SLOWNESS = frozenset({Detector.SLOW_RANK, Detector.OFF_BASELINE, Detector.THROUGHPUT})
 """Signs for which stragglers are asked for."""
@@ -57,7 +57,6 @@ class Watcher:
     hear: Callable[[Sequence[Sign]], None]
     progress: Callable[[], None]
     is_asked: Callable[[], bool] = lambda: False
-    readings: Sequence[DeviceReading] = ()
     question: Question | None = None
     ask_at: float = 0.0
     signs: tuple[Sign, ...] = ()
@@ -141,9 +140,7 @@ class Watcher:
     def _from_signs(self) -> Alert | None:
         seen = self.observer.seen
         readings = [
-            one
-            for one in (*seen.readings, *self.readings)
-            if one.host in self.state.hosts and one.moment_ns >= self.state.began_ns
+            one for one in seen.readings if one.host in self.state.hosts and one.moment_ns >= self.state.began_ns
         ]
         self.signs = tuple(signs_of(seen.settled, seen.beats, readings, self.job.thresholds))
         self.hear(self.signs)
@@ -153,7 +150,10 @@ class Watcher:
             return Alert(Trigger.NOT_FINITE, sign.sentence, signs=self.signs)
         broken = device_errors([one for one in readings if accuses(one)], self.job.thresholds)
         if broken:
-            accused = tuple(Accused(host, 0.9, True, sign.sentence) for sign in broken for host in sign.hosts)
+            by_host: dict[str, Accused] = {}
+            for host, sentence in ((host, sign.sentence) for sign in broken for host in sign.hosts):
+                by_host.setdefault(host, Accused(host, 0.9, True, sentence))
+            accused = tuple(by_host.values())
             if self.is_worth(Trigger.DEVICE_ERROR, accused):
                 return Alert(Trigger.DEVICE_ERROR, broken[0].sentence, accused, signs=self.signs)
         return self._from_stragglers(bool(found & SLOWNESS))
