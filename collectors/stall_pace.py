@@ -25,6 +25,8 @@ TIMES_LONGEST = 2
 """A stall is longer than so many steps, and than so many times the longest rest in the same work."""
 
 WARM_UP_STEPS = 2
+"""Until a rank has made more than so many steps, its pace is not known."""
+
 _REST_NS = 10**9
 _KEPT_STEPS = 64
 
@@ -41,7 +43,7 @@ class StallPace:
         self._steps: deque[int] = deque(known.get("steps", ()), maxlen=_KEPT_STEPS)
         self._longest: dict[str, int] = dict(known.get("longest", {}))
         self._seen: dict[int, tuple[int, int]] = {}
-        self._first: dict[int, int] = {}
+        self._first: dict[int, tuple[int, int]] = {}
         self._resting: tuple[frozenset[str], int] = frozenset(), 0
         self._phase_ns = 0
 
@@ -100,9 +102,10 @@ class StallPace:
             step, start_ns = rank.reader.step, rank.reader.step_start_ns
             if step is None or start_ns is None:
                 continue
-            first = self._first.setdefault(rank.rank, step)
-            before, before_ns = self._seen.get(rank.rank, (step, start_ns))
-            if step > before >= first + WARM_UP_STEPS and start_ns > before_ns:
+            ended = rank.metadata.steps  # short steps are over before the agent looks for the first time
+            first = self._first.setdefault(rank.rank, (ended and ended.first) or (step, start_ns))
+            before, before_ns = self._seen.get(rank.rank, first)
+            if step > max(before, first[0] + WARM_UP_STEPS) and start_ns > before_ns:
                 self._steps.append((start_ns - before_ns) // (step - before))
             self._seen[rank.rank] = step, start_ns
 

@@ -20,6 +20,7 @@ Values = dict[str, Any]
 class StepRows:
     """Collects the lines of one rank. A row is handed out once a later step has begun; metrics that come even later
     (a device's results are read a step or two behind) hand it out again, complete: the newest row of a step counts.
+    ``first``: the first step that was read here and has ended, with its start (monotonic ns).
     """
 
     def __init__(self, clock_base_ns: int, state: Mapping[str, Any] | None = None) -> None:
@@ -29,6 +30,7 @@ class StepRows:
         self._changed: dict[int, None] = dict.fromkeys((state or {}).get("changed", ()))
         self._ready: list[Values] = list((state or {}).get("ready", ()))
         self.rejected = int((state or {}).get("rejected", 0))
+        self.first: tuple[int, int] | None = None
 
     def state(self) -> dict[str, Any]:
         """What the rows handed out so far do not tell, for a later incarnation of the agent."""
@@ -50,6 +52,7 @@ class StepRows:
         worked_ns = line.get("worked_ns")
         if isinstance(worked_ns, int) and 0 <= worked_ns < 2**63:  # else it is not known
             ended["worked_ns"] = worked_ns
+        self.first = self.first or (step, start_ns - self._base_ns)
         self._release(other for other in list(self._held) if other != step)
         self._held.setdefault(step, {}).update(ended)
 

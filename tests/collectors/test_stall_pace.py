@@ -23,8 +23,28 @@ def rank_in(*flights: dict[str, Any]) -> RankDrain:
     """A rank that has rested for a minute in what is given."""
     reader = SimpleNamespace(step=9, step_start_ns=9)
     rested_ns = time.monotonic_ns() - 60 * 10**9
-    fake = SimpleNamespace(rank=0, reader=reader, changed_ns=rested_ns, is_ended=False, flights=lambda: list(flights))
+    return _rank(reader, rested_ns, *flights)
+
+
+def _rank(reader: Any, changed_ns: int, *flights: dict[str, Any], first: tuple[int, int] | None = None) -> RankDrain:
+    metadata = SimpleNamespace(steps=SimpleNamespace(first=first))
+    fake = SimpleNamespace(rank=0, reader=reader, metadata=metadata, changed_ns=changed_ns, is_ended=False)
+    fake.flights = lambda: list(flights)
     return cast(RankDrain, fake)
+
+
+@pytest.mark.parametrize(
+    ("looks", "steps"),
+    [((0, 24), 1), ((7, 24), 2), ((24,), 1), ((0, 1, 2), 0), ((2,), 0), ((0, 1, 2, 3), 1), ((0, 2, 5), 1), ((), 0)],
+)
+@pytest.mark.parametrize("start", [0, 5000], ids=["new", "resumed"])
+def test_the_pace_is_known_once_more_than_the_first_steps_were_made(looks: Any, steps: int, start: int) -> None:
+    """However many of them the agent saw begin: short steps are over between two of its looks, or before the first."""
+    pace = StallPace(STALL_S)
+    for step in looks:
+        reader = SimpleNamespace(step=start + step, step_start_ns=100 * step + 7)
+        pace.watch([_rank(reader, time.monotonic_ns(), first=(start, 7) if step else None)])
+    assert pace.state()["steps"] == [100] * steps
 
 
 WAITS = flight("world_all_reduce", "collective", 20, waiting=True)
