@@ -43,6 +43,7 @@ def body(view: View, bench: Workbench) -> Rendered:
             html.H2(f"The {curve['model'].upper()} model: {curve.get('scaling', '')}"),
             table(_POINT, [_point(one) for one in curve["points"]], numbers=_NUMBERS, name="points"),
             hint(HOW),
+            *(hint(text) for text in departures(curve)),
             html.H2("Each technique: points of MFU alone, and lost where it alone is left out"),
             table(*_techniques(curve), name="techniques"),
             html.Ul([html.Li(f"{name}: {meaning}") for name, meaning in curve["techniques"].items()]),
@@ -55,6 +56,29 @@ def body(view: View, bench: Workbench) -> Rendered:
         ],
         frame_key=str(len(kept.results)),
     )
+
+
+LEAST_TOLD = 0.005
+"""A difference from a published value that is told: half a point of MFU."""
+
+
+def departures(curve: dict[str, Any]) -> list[str]:
+    """In a sentence, where MFU and gains are not as published; nothing where nothing is beside them, or all is near."""
+    points = [
+        f"{100 * abs(less):.1f} points {'above' if less > 0 else 'below'} that of {system} at {one['gpus']:,} GPUs"
+        for one in curve["points"]
+        for system, less in one["difference"].items()
+        if abs(less) >= LEAST_TOLD
+    ]
+    rungs = [
+        f"{', '.join(one['techniques'])} {100 * one['gain']:+.1f} where {100 * one['published']:+.1f} were published"
+        for one in curve["ladder"]
+        if one["published"] is not None and abs(one["gain"] - one["published"]) >= LEAST_TOLD
+    ]
+    told = [f"MFU is {', '.join(points)}"] if points else []
+    told += [f"gains at {curve['ladder_gpus']:,} GPUs are {'; '.join(rungs)}"] if rungs else []
+    missing = "Differences between machines, congestion, checkpoints and restarts are not simulated."
+    return [f"Not as published: {'. And '.join(told)}. {missing}"] if told else []
 
 
 _POINT = {
