@@ -22,6 +22,13 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, also where the
 os.environ["MEGASCOPE_SHADOW"] = "0"  # most tests expect the spans of every step; those of shadow steps say so
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only the tests marked `alone` are to run, files without one are not even imported."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
+
+
 @dataclass(frozen=True, slots=True)
 class Demo:
     """A demo that has run: what it printed, and its store."""

@@ -15,10 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from megascope.batch.duckdb_engine import DuckDBEngine
-from megascope.batch.scope import find_scope
+from megascope.batch.scope import Scope, find_scope
+from megascope.batch.spark_engine import SparkEngine, _said
 from megascope.cli import main
+from megascope.collectors.storage.address import store_path
 from megascope.collectors.store import Store
 from megascope.collectors.verdicts import to_json
+from megascope.profiler.errors import UsageError
 from support.spark_answers import answers
 from support.spark_cluster import environment, spark_cluster
 
@@ -41,6 +44,7 @@ def same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(280)
 def test_a_cluster_answers_as_duckdb_does(root: Path, tmp_path: Path) -> None:
     scope = find_scope(Store(root), None, None, None)
@@ -75,6 +79,26 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *argv: str) -> str:
     assert main(["batch", "worst", str(root), "--engine", "spark", *argv]) in {1, 2}
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("An error occurred while calling o37.parquet.\n: java.io.IOException: no\n\tat x", "java.io.IOException: no"),
+        ("Traceback (most recent call last):\n  File x\nValueError: no\n\nJVM stacktrace:\nat y", "ValueError: no"),
+        ("[OUT_OF] memory\nmore", "[OUT_OF] memory"),
+        ("", "without a word"),
+    ],
+)
+def test_what_spark_says_becomes_its_telling_line(text: str, said: str) -> None:
+    assert _said(text) == said
+
+
+def test_a_store_that_workers_cannot_read_is_refused_before_anything_is_started() -> None:
+    scope = Scope(Store.__new__(Store), (), (), ())
+    scope.store.root = store_path("memory://bucket/store")
+    with pytest.raises(UsageError, match="memory://bucket/store is in an object store: leave --engine spark out"):
+        SparkEngine(scope)
 
 
 def test_what_is_missing_is_said(

@@ -15,6 +15,8 @@ from megascope.collectors.store import Store
 from support.commands import interrupt, relatives, started, wait_for
 from support.rollup_checks import check_rollups
 
+pytestmark = pytest.mark.alone
+
 FIRST_SLOW_STEP = 20
 
 

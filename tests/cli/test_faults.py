@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from megascope.cli import main
 from megascope.collectors.store import Store
-from support.commands import MEGASCOPE, environment, finished, interrupt, started, wait_for
+from support.commands import finished, interrupt, started, wait_for
+
+pytestmark = pytest.mark.alone
+
+Ask = Callable[[], dict[str, Any] | None]
 
 SMALL = """
 [model]
@@ -33,18 +40,19 @@ store = "store"
 """
 
 
-def hang(folder: Path) -> dict[str, Any] | None:
-    """What `megascope hang` says of the store in a folder; None while there is nothing to say."""
-    done = subprocess.run(
-        [*MEGASCOPE, "hang", "store", "--json"],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return json.loads(done.stdout) if done.returncode == 0 else None
+@pytest.fixture
+def hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Asks `megascope hang` of the store; None while there is nothing to say.
+
+    In this process: one of its own takes longer to start than to answer, from processors that the ranks need.
+    """
+
+    def ask() -> dict[str, Any] | None:
+        capsys.readouterr()
+        code = main(["hang", str(tmp_path / "store"), "--json"])
+        return json.loads(capsys.readouterr().out) if code == 0 else None
+
+    return ask
 
 
 def config(folder: Path) -> str:
@@ -53,7 +61,7 @@ def config(folder: Path) -> str:
     return str(path)
 
 
-def test_kill_9_of_a_rank_loses_nothing_and_is_named(tmp_path: Path) -> None:
+def test_kill_9_of_a_rank_loses_nothing_and_is_named(tmp_path: Path, hang: Ask) -> None:
     done = finished(tmp_path, "train", config(tmp_path), "--fault", "kill rank=3 step=6 segment=backward")
     assert done.returncode == 128 + 9
     store = Store(tmp_path / "store")
@@ -66,20 +74,19 @@ def test_kill_9_of_a_rank_loses_nothing_and_is_named(tmp_path: Path) -> None:
     assert dying[-1]["segment"] == "backward"  # before it stand the receives that were posted ahead
     assert {row["step"] for row in dying} == {6}
     assert store.query("select count(distinct rank) as n from in_flight").to_pylist()[0]["n"] > 1
-    found = hang(tmp_path)
+    found = hang()
     assert found is not None
     assert found["verdict"] == "crashed"
     assert [(culprit["ranks"], culprit["kind"]) for culprit in found["culprits"]] == [([3], "dead")]
 
 
-def hung(folder: Path) -> dict[str, Any] | None:
-    found = hang(folder)
+def hung(found: dict[str, Any] | None) -> dict[str, Any] | None:
     return found if found is not None and found["verdict"] == "hang" else None
 
 
-def test_a_stopped_rank_is_named_while_all_others_wait(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_while_all_others_wait(tmp_path: Path, hang: Ask) -> None:
     with started(tmp_path, "train", config(tmp_path), "--fault", "stop rank=6 segment=forward step=6") as child:
-        found = wait_for(lambda: hung(tmp_path), 90, "the verdict")
+        found = wait_for(lambda: hung(hang()), 90, "the verdict")
         assert [(culprit["ranks"], culprit["kind"]) for culprit in found["culprits"]] == [([6], "host-stuck")]
         assert found["culprits"][0]["segment"] == "forward"
         assert (found["victims"], found["explained"], found["unexplained"]) == (7, 7, [])
@@ -87,19 +94,19 @@ def test_a_stopped_rank_is_named_while_all_others_wait(tmp_path: Path) -> None:
         assert child.wait(60) == 130
 
 
-def test_a_skipped_collective_is_a_missing_call(tmp_path: Path) -> None:
+def test_a_skipped_collective_is_a_missing_call(tmp_path: Path, hang: Ask) -> None:
     fault = "skip-collective rank=5 segment=tp_all_gather step=6"
     with started(tmp_path, "train", config(tmp_path), "--fault", fault) as child:
-        found = wait_for(lambda: hung(tmp_path), 90, "the verdict")
+        found = wait_for(lambda: hung(hang()), 90, "the verdict")
         assert [culprit["ranks"] for culprit in found["culprits"]] == [[5]]
         assert found["culprits"][0]["kind"] == "missing-call"
         interrupt(child)
         assert child.wait(60) == 130
 
 
-def test_a_training_without_a_fault_is_running(tmp_path: Path) -> None:
+def test_a_training_without_a_fault_is_running(tmp_path: Path, hang: Ask) -> None:
     def running() -> bool:
-        found = hang(tmp_path)
+        found = hang()
         assert found is None or found["verdict"] in {"running", "inconclusive", "slow"}, found
         return found is not None and found["verdict"] == "running"
 

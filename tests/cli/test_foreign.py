@@ -12,7 +12,10 @@ import pytest
 from megascope.cli import main
 from megascope.collectors.store import Attempt, Store
 from megascope.heatmap.matrix import segment_matrix
+from megascope.profiler.work_clock import WorkClock
 from support.commands import environment, relatives, wait_for
+
+pytestmark = pytest.mark.alone
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 
@@ -38,6 +41,7 @@ def test_ddp_under_torchrun(slow_rank: int | None, tmp_path: Path, capsys: pytes
     main(["stragglers", str(tmp_path / "store"), "--json"])
     verdict = json.loads(capsys.readouterr().out)
     check_collectives(store, attempt)
+    check_work(store, attempt)
     assert "communication" not in {abstention["signal"] for abstention in verdict["abstained"]}
     accused = [culprit["ranks"] for culprit in verdict["culprits"]]
     if slow_rank is None:
@@ -60,3 +64,18 @@ def check_collectives(store: Store, attempt: Attempt) -> None:
     assert all(row == rows[0] for row in rows)
     assert rows[0]["waits"] == rows[0]["spans"] == rows[0]["last"] - rows[0]["first"] + 1 >= 39
     assert (rows[0]["groups"], rows[0]["steps"]) == (1, 39)
+
+
+def check_work(store: Store, attempt: Attempt) -> None:
+    """How long ranks work while they have a core is known, unless the kernel does not count that."""
+    rows = store.query(
+        """SELECT rank, count(worked_ns) AS known, max(worked_ns / duration_ns) AS most
+           FROM steps WHERE step > 0 GROUP BY rank""",
+        attempt=attempt,
+    ).to_pylist()
+    clock = WorkClock.of_this_thread()
+    if clock is None:
+        assert all(row["known"] == 0 for row in rows)
+        return
+    clock.close()
+    assert all(row["known"] > 0 and row["most"] < 1 for row in rows), rows

@@ -17,6 +17,8 @@ from megascope.collectors.store import Store
 from megascope.profiler.errors import MegascopeError
 from support.commands import MEGASCOPE, environment, started, wait_for
 
+pytestmark = pytest.mark.alone
+
 FAULT_STEP = 14
 CONFIG = """
 [model]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Browser
 
 from conftest import DEMO_STEPS, Demo
 from megascope.collectors.store import Store
 from support.page_checks import check_all_pages
+
+pytestmark = pytest.mark.alone
 
 
 def test_every_page_shows_what_the_demo_recorded(browser: Browser, demo: Demo) -> None:

@@ -121,6 +121,7 @@ def test_what_did_not_last_yet_is_no_accusation(tmp_path: Path) -> None:
         assert find_stragglers(store, store.attempt(), steps=(0, upto)).culprits == ()
 
 
+@pytest.mark.alone
 def test_the_trainers_ranks_know_how_long_they_worked(demo: Demo) -> None:
     sql = """SELECT count(DISTINCT rank) AS ranks, min(worked_ns) AS least, max(worked_ns / duration_ns) AS most
              FROM steps WHERE step > 1 AND NOT coalesce(shadow, false)"""

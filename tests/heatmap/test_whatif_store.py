@@ -258,6 +258,7 @@ def test_without_a_schedule_there_is_nothing_to_replay(tmp_path: Path) -> None:
             find_whatif(store, attempt, load_placement(store, attempt), np.arange(20))
 
 
+@pytest.mark.alone
 def test_the_trainers_own_job_is_replayed(demo: Demo) -> None:
     with Store(demo.store) as store:
         attempt = store.attempt()

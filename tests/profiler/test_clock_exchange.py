@@ -260,6 +260,7 @@ def _rank_of_a_host(root: Path) -> bool:
     return told
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(150)
 def test_messages_and_the_ends_of_collectives_agree(tmp_path: Path) -> None:
     """Three hosts in name, each with its own clock, spool and agent, and one store."""

@@ -107,6 +107,7 @@ def test_a_pair_is_compared_within_its_repeat_and_for_each_token(tokens: int) ->
     assert Effect(-1.0, -2.0, -0.1).is_visible
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 def test_a_planted_effect_is_visible_on_real_processes() -> None:
     slow = ("slow rank=1 factor=50 segment=forward",)

@@ -87,6 +87,7 @@ def test_a_rank_that_stops_or_skips_brings_the_job_to_a_stand(tmp_path: Path, fa
     assert len(metadata(tmp_path, 1, MetadataKind.FAULT)) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 def test_a_slow_link_lengthens_every_step(tmp_path: Path) -> None:
     outcomes = train_recorded(tmp_path, faults=("slow-link link=0>1 delay_ms=60 from=3",), pp=2)
@@ -110,6 +111,7 @@ def count_sleep_of_ranks(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr("megascope.trainer.faults.switches.time.sleep", sleep)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 def test_slowness_acts_and_changes_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count_sleep_of_ranks(monkeypatch, tmp_path / "slept")

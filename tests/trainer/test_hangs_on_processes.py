@@ -15,6 +15,8 @@ from benchmarks.hang_jobs import Job, preload
 from benchmarks.hang_looks import Looks, ask
 from benchmarks.hang_trials import Trial
 
+pytestmark = pytest.mark.alone
+
 LIMIT_S = 75.0
 STEP = 6
 

@@ -20,7 +20,7 @@ from megascope.trainer.preflight.clock_skew import ClockSkew
 from megascope.trainer.preflight.links import AllReduce, Pairs
 from megascope.trainer.preflight.starting import Settings, run_preflight
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
 
 
 class Skewed(ClockSkew):

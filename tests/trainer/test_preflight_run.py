@@ -25,7 +25,7 @@ from megascope.trainer.preflight.ports import Ports
 from megascope.trainer.preflight.starting import Settings, run_preflight
 from megascope.trainer.preflight.storage import Checkpoints
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
 
 EIGHT = Topology.of(pp=2, dp=2, tp=2)
 LONG_S, SHORT_S = 0.3, 0.03

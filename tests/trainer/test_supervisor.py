@@ -15,6 +15,8 @@ from benchmarks.fault_trials import MIXED, STEPS, Trial, plan
 from megascope.collectors.store import Store
 from megascope.trainer.launch import preload
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
