@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
+from megascope.cli import main
 from megascope.collectors.store import Store
 from megascope.dashboards.heat_payload import by_steps
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.heatmap.matrix import segment_matrix
-from support.commands import finished
 from support.page_checks import Visit, drawn_spans, visit, wait_judged, wait_painted
 from support.page_visits import cell_centre, open_heatmap
 
@@ -45,23 +45,11 @@ _MIDDLE = """([row, column]) => {
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """32 ranks on 4 hosts; rank 11 computes 1.4 times as long from step 6 on."""
-    folder = tmp_path_factory.mktemp("simulated")
+    store = tmp_path_factory.mktemp("simulated") / "store"
     fault = f"slow-gpu:rank={SLOW_RANK}:factor=1.4:steps=6-"
-    asked = (
-        "simulate",
-        "store",
-        "--layout",
-        "tp=4,pp=2,dp=4",
-        "--steps",
-        "45",
-        "--microbatches",
-        "4",
-        "--fault",
-        fault,
-    )
-    process = finished(folder, *asked, timeout_s=60)
-    assert process.returncode == 0, process.stdout
-    return folder / "store"
+    asked = ["--layout", "tp=4,pp=2,dp=4", "--steps", "45", "--microbatches", "4", "--fault", fault]
+    assert main(["simulate", str(store), *asked]) == 0
+    return store
 
 
 @pytest.fixture(scope="module")

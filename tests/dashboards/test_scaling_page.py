@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
 from megascope.cli import main
+from megascope.dashboards.pages.scaling import departures
 from megascope.dashboards.server import background_server
 from support.page_checks import visit
 from support.synthetic_store import SyntheticJob, write_synthetic_store
+
+
+def test_where_a_curve_is_not_as_published_is_said() -> None:
+    point: dict[str, Any] = {"gpus": 12288, "difference": {"Megatron-LM": 0.049, "MegaScale": 0.094, "near": 0.004}}
+    rungs = [("efficient-operators", 0.066, 0.017), ("data", 0.011, 0.011), ("more", 0.1, None)]
+    ladder = [{"techniques": [name], "gain": gain, "published": published} for name, gain, published in rungs]
+    curve = {"points": [point], "ladder": ladder, "ladder_gpus": 256}
+    (sentence,) = departures(curve)
+    assert (
+        "MFU is 4.9 points above that of Megatron-LM at 12,288 GPUs, 9.4 points above that of MegaScale at" in sentence
+    )
+    assert "gains at 256 GPUs are efficient-operators +6.6 where +1.7 were published. Differences" in sentence
+    assert departures({**curve, "points": [], "ladder": []}) == []
 
 
 @pytest.mark.timeout(180)

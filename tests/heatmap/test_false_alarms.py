@@ -178,8 +178,8 @@ def test_thousands_of_ranks_of_which_many_are_slow_are_judged_in_seconds() -> No
     slow = [Slow(rank, "forward", 1.3, rank % 30) for rank in range(0, 2048, 10)]
     mesh = Topology.of(pp=2, dp=512, tp=2)
     seen = observations(Job(mesh=mesh, steps=100, chunks=1, segments={"forward": 5.0}, noise=quiet, slow=slow), 1)
-    began = time.perf_counter()
+    began = time.process_time()
     found = judge(seen).findings
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     assert {one.rank for one in found} == {one.rank for one in slow}
     assert took < 25, took

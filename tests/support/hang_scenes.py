@@ -25,10 +25,11 @@ class Scene:
             rank: RankState(rank, MOMENT_NS, STEP, process_state="sleeping", spans=1000)
             for rank in range(mesh.world_size)
         }
+        self._of: dict[tuple[str, int], int] = {}
         for axis in mesh.names:
             for members in mesh.groups(axis):
-                self.group(axis, members)
-        self.group("world", range(mesh.world_size))
+                self._of |= dict.fromkeys(((axis, rank) for rank in members), self.group(axis, members))
+        self.world = self.group("world", range(mesh.world_size))
 
     def group(self, kind: str, members: Iterable[int]) -> int:
         """Register a group and return its id."""
@@ -39,7 +40,7 @@ class Scene:
 
     def of(self, axis: str, rank: int) -> int:
         """The group of a rank along an axis."""
-        return group_id(axis, self.mesh.group(axis, rank))
+        return self._of[axis, rank]
 
     def work(self, rank: int, segment: str, since_s: float = 60, kind: str = "compute") -> None:
         """The rank is in a segment of its own work."""
@@ -47,7 +48,7 @@ class Scene:
 
     def collective(self, rank: int, axis: str, sequence: int, segment: str = "", since_s: float = 50) -> None:
         """The rank is in a collective of its group along an axis (or of the whole job, for ``world``)."""
-        group = self.of(axis, rank) if axis != "world" else group_id("world", range(self.mesh.world_size))
+        group = self.of(axis, rank) if axis != "world" else self.world
         self.in_group(rank, group, sequence, segment or f"{axis}_all_reduce", since_s)
 
     def in_group(self, rank: int, group: int, sequence: int, segment: str, since_s: float = 50) -> None:
@@ -119,7 +120,7 @@ def cascade(mesh: Topology, culprit: int) -> Scene:
         scene.progress(rank, scene.of(inner, rank), 6 + (done > 0), 6 + (done > 0))
         if outer:
             scene.progress(rank, scene.of(outer[0], rank), 2 + (done > 1), 2 + (done > 1))
-        scene.progress(rank, group_id("world", range(mesh.world_size)), 1, 1)
+        scene.progress(rank, scene.world, 1, 1)
         if rank in near:
             scene.work(rank, "forward")
             scene.collective(rank, inner, 7, since_s=49)

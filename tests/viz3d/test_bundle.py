@@ -147,8 +147,12 @@ def judged_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str
     return found
 
 
-def test_a_bundle_is_judged_as_the_original(scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_is_judged_as_the_original(
+    scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store, a folder of dumps and a log; the bundle as it is, and its unpacked folder."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     incident = {"incident": "i", "kind": "stalled", "opened_ns": MOMENT_NS, "actions": "[]"}
     write_scene(tmp_path / "store", scene.looks(), incidents=[incident], more=steps_done(range(8), [1.0, 1.0, 1.0]))
     absent_member(range(8), 5).write(tmp_path / "dumps")
@@ -170,7 +174,7 @@ def test_a_bundle_is_judged_as_the_original(scene: Scene, tmp_path: Path, capsys
         assert essence(again) == essence(original)
         assert [one["kind"] for one in again["used"]] == ["store", "dumps", "logs"]
         assert all(str(path) in one["path"] for one in again["used"])
-    assert not list(Path(tempfile.gettempdir()).glob("megascope-bundle-*"))
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_dumps_that_agents_gathered_go_in(scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

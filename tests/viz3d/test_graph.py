@@ -114,8 +114,8 @@ def test_thousands_of_ranks_in_one_group_stay_linear(culprit: int) -> None:
     mesh = Topology.of(pp=8, dp=64, tp=8)
     scene = cascade(mesh, culprit)
     snapshot = scene.snapshot()
-    began = time.perf_counter()
+    began = time.process_time()
     graph = build_graph(snapshot)
     assert find_ends(graph).ranks == (culprit,)
     assert len(Waiters.of(graph).waiting_for([culprit])) == mesh.world_size - 1
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5

@@ -13,7 +13,7 @@ from megascope.viz3d.verdict import CulpritKind, State
 from support.hang_scenes import Scene, cascade
 
 BOUND_S = 12.0
-"""On a busy core of two. Work that grows with the square of the ranks takes many times that."""
+"""Of a processor. Work that grows with the square of the ranks takes many times that."""
 
 
 def two_orders() -> Scene:
@@ -56,9 +56,9 @@ def many_that_ended() -> Scene:
 @pytest.mark.timeout(120)
 def test_a_hang_of_4096_ranks_is_judged_in_seconds(scene_of: Callable[[], Scene], kind: CulpritKind) -> None:
     looks = scene_of().looks()
-    began = time.perf_counter()
+    began = time.process_time()
     diagnosis = compare_looks(*looks)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     assert diagnosis.state == State.HANG
     assert any(root.kind == kind for root in diagnosis.roots)
     assert took < BOUND_S, took
