@@ -74,10 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.filename is None:
-            raise
-        return _fail(f"{error.filename} cannot be used ({error.strerror}): check the path and its permissions.", 1)
+        return _fail(_sentence(error), 1)
     return result if isinstance(result, int) else 0
+
+
+def _sentence(error: OSError) -> str:
+    """What a file or an object store refused; raises what neither says where."""
+    if error.filename is not None:
+        return f"{error.filename} cannot be used ({error.strerror}): check the path and its permissions."
+    from .collectors.storage.remote import UNANSWERED, UnreachableError  # noqa: PLC0415
+
+    if not isinstance(error, UNANSWERED):
+        raise error
+    advice = "try again once it answers" if isinstance(error, UnreachableError) else "check the credentials"
+    return f"{error}: {advice}."
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from .collectors.alarm_memory import FOLDER
 from .collectors.alarm_rules import Alarm, AlarmSettings, named, utc
 from .collectors.alarms import AlarmHook
+from .collectors.hardware.news import Key, hardware_news
 from .collectors.store import Attempt, Store
 from .collectors.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, culprits_of, read_verdict, sentence_of
 from .profiler.errors import MegascopeError
@@ -66,6 +67,7 @@ class _Seen:
     is_silent: bool = False
     exit_reason: str | None = None
     incidents: dict[str, tuple[bool, str | None]] = field(default_factory=dict)
+    hardware: dict[Key, int] = field(default_factory=dict)
     told: str | None = None
     tries: int = 0
     again_at: float = 0.0
@@ -150,6 +152,7 @@ class Watch:
         elif known.exit_reason is not None or (known.tries >= MOST_TRIES and known.is_silent and age_s is None):
             return
         yield from self._of_incidents(attempt, known)
+        yield from self._of_hardware(attempt, known)
         yield from self._of_end(attempt, known, age_s)
 
     def _incidents(self, attempt: Attempt) -> list[dict[str, Any]]:
@@ -174,6 +177,12 @@ class Watch:
                 unjudged |= verdict is None and time.time_ns() - opened_ns > OWN_AFTER_S * 1e9
         if unjudged and not judged:  # of several hosts, one judges for all
             yield from self._judge(attempt, known)
+
+    def _of_hardware(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
+        for news in hardware_news(self._store, attempt, known.hardware, time.time_ns()):
+            if news.alarm is not None:
+                self._alarms.append(news.alarm)
+            yield Change(news.moment_ns, attempt.run, attempt.attempt, "hardware", news.sentence)
 
     def _of_end(self, attempt: Attempt, known: _Seen, age_s: float | None) -> Iterator[Change]:
         if attempt.exit_reason is not None and known.exit_reason is None:

@@ -50,6 +50,9 @@ class KernelEvent:
     pid: int | None = None
 
 
+_HEAD = re.compile(r"^(?:<\d+>|\w{3} +\d+ [\d:]{8} \S+ kernel: )?(?:\[ *\d+\.\d+\] *)?")
+"""What a log puts before a line's text: priority or date, and the kernel's own clock."""
+
 _PCI = r"(?:PCI:)?(?P<device>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)"
 _PID = re.compile(r"pid='?(?P<pid>\d+)")
 
@@ -115,7 +118,7 @@ def event_of(line: str) -> KernelEvent | None:
     for pattern, make in _RULES:
         found = pattern.search(line)
         if found is not None:
-            made = make(found, line.strip())
+            made = make(found, _HEAD.sub("", line.strip()))
             return KernelEvent(made.kind, made.severity, made.text[:MOST_TEXT], made.device, made.code, made.pid)
     return None
 

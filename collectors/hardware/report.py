@@ -254,9 +254,10 @@ def sentence(report: HealthReport) -> str:
         return "Nothing is known of the machines yet."
     if bad:
         first = next(one for one in bad[0].remarks if one.severity == Severity.ERROR)
-        return f"{len(bad)} of {count} {machines} in trouble; {bad[0].host}: {first.text}."
+        return f"{len(bad)} of {count} {machines} in trouble; {bad[0].host}: {first.text.rstrip('.')}."
     if worth:
-        return f"{len(worth)} of {count} {machines} worth a look; {worth[0].host}: {worth[0].remarks[0].text}."
+        text = worth[0].remarks[0].text.rstrip(".")
+        return f"{len(worth)} of {count} {machines} worth a look; {worth[0].host}: {text}."
     if unknown:
         return f"Nothing wrong is known of {count} {machines}; the GPUs of {len(unknown)} are not sampled."
     return f"Nothing wrong was seen on {count} {machines}."

@@ -24,7 +24,8 @@ def store_path(given: str | Path) -> Path:
     if text.startswith("file://"):
         return Path("/", text.removeprefix("file://").lstrip("/"))
     match = _URL.fullmatch(text)
-    if match is None and re.match(r"[a-z][a-z0-9+]+://", text):
+    is_bare = text.rstrip("/").removesuffix(":") in _WITH_ONE_SLASH and ":" in text
+    if match is None and (is_bare or re.match(r"[a-z][a-z0-9+]+://", text)):
         raise UsageError(f"{text} names no place for a store: give a URL such as s3://bucket/prefix.")
     if match is None or (match["slashes"] == "/" and match["protocol"] not in _WITH_ONE_SLASH):
         return Path(given)

@@ -1,11 +1,14 @@
-"""DuckDB's way into an object store: files of fixed content, read in blocks of which the last ones stay in memory."""
+"""DuckDB's way into an object store: files of fixed content, read ahead, in blocks of which the last stay in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,9 @@ BLOCK_BYTES = 2**20
 
 CACHE_BYTES = 256 * 2**20
 
+AHEAD = 16
+"""Small files that are asked for at once, when the one before them is opened."""
+
 
 class BlockCache:
     """Blocks of objects that never change, the least used ones dropped first; all readers of a process share one."""
@@ -29,6 +35,9 @@ class BlockCache:
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._tables: dict[str, list[str]] = {}
+        self._places: dict[str, tuple[list[str], int]] = {}
+        self._coming: dict[str, Future[None]] = {}
 
     def size(self, key: str) -> int:
         """Bytes of an object. Raises FileNotFoundError."""
@@ -37,8 +46,32 @@ class BlockCache:
         return self._sizes[key]
 
     def note_size(self, key: str, size_bytes: int) -> None:
-        """What a manifest says of an object's size, so that nobody has to ask."""
+        """What a manifest says of an object's size, so that nobody has to ask; and that it is a file of a table."""
         self._sizes[key] = size_bytes
+        if key not in self._places:
+            with self._lock:
+                files = self._tables.setdefault(key.rsplit("/", 2)[0], [])
+                self._places[key] = files, len(files)
+                files.append(key)
+
+    def fetch_ahead(self, key: str) -> None:
+        """Begin to read the small files behind one of the same attempt's table: who opens one is about to open them."""
+        files, at = self._places.get(key, ([], 0))
+        for other in files[at + 1 : at + 1 + AHEAD]:
+            with self._lock:
+                is_wanted = self._sizes[other] <= BLOCK_BYTES and other not in self._coming
+                if is_wanted and (other, 0) not in self._blocks:
+                    with contextlib.suppress(RuntimeError):  # no thread can be started, or Python ends
+                        self._coming[other] = _pool().submit(self._fetch, other)
+
+    def _fetch(self, key: str) -> None:
+        """A small file. Where it cannot be had, who reads it finds out and says so."""
+        try:
+            with contextlib.suppress(OSError):
+                self._keep(key, {0: self._remote.read(key, 0, self._sizes[key])})
+        finally:
+            with self._lock:
+                self._coming.pop(key, None)
 
     def read(self, key: str, start: int, end: int) -> bytes:
         """The bytes from ``start`` to before ``end``, which may be beyond the object's end."""
@@ -46,6 +79,9 @@ class BlockCache:
         if end <= start:
             return b""
         numbers = range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1)
+        coming = self._coming.get(key)
+        if coming is not None:
+            wait([coming])
         found = self._known(key, numbers)
         missing = [number for number in numbers if number not in found]
         for first, last in _runs(missing):
@@ -73,6 +109,11 @@ class BlockCache:
                 self._blocks[key, number] = block
             while len(self._blocks) > self._most:
                 self._blocks.popitem(last=False)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(AHEAD, thread_name_prefix="megascope-ahead")
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
@@ -162,7 +203,7 @@ def _split(url: str) -> tuple[str, str]:
 def _filesystem(protocol: str) -> Any:
     from fsspec import AbstractFileSystem  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    cache = block_cache(protocol)
+    blocks = block_cache(protocol)
 
     class Objects(AbstractFileSystem):  # type: ignore[misc]
         """What DuckDB asks of a file system; it only reads, and a file once written stays as it is."""
@@ -172,19 +213,21 @@ def _filesystem(protocol: str) -> Any:
         def open(self, path: str, mode: str = "rb", **_: Any) -> ObjectFile:
             if mode != "rb":
                 raise io.UnsupportedOperation(f"{path} is only read")
-            return ObjectFile(cache, _split(path)[1])
+            key = _split(path)[1]
+            blocks.fetch_ahead(key)
+            return ObjectFile(blocks, key)
 
         def glob(self, path: str, **_: Any) -> list[str]:
             return [path]
 
         def exists(self, path: str, **_: Any) -> bool:
             try:
-                return cache.size(_split(path)[1]) >= 0
+                return blocks.size(_split(path)[1]) >= 0
             except FileNotFoundError:
                 return False
 
         def size(self, path: str) -> int:
-            return cache.size(_split(path)[1])
+            return blocks.size(_split(path)[1])
 
         def modified(self, path: str) -> Any:
             return _WHENEVER

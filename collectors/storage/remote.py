@@ -67,7 +67,8 @@ UNANSWERED = (UnreachableError, PermissionError)
 class Storage(Protocol):
     """What a store needs of the place where it lies. Keys begin with the bucket.
 
-    ``read`` and ``info`` raise FileNotFoundError; everything raises `UnreachableError` and other OSErrors.
+    ``read`` and ``info`` raise FileNotFoundError, and writing where there is no such bucket; everything raises
+    `UnreachableError` and other OSErrors.
     """
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -107,9 +108,9 @@ class Remote:
         """Write an object whole, in place of what is there."""
         if isinstance(content, Path):
             within = self._within(content.stat().st_size)
-            self._call(lambda: self.filesystem.put_file(str(content), key, **within))
+            self._write(key, lambda: self.filesystem.put_file(str(content), key, **within))
         else:
-            self._call(lambda: self.filesystem.pipe_file(key, content, **self._within(len(content))))
+            self._write(key, lambda: self.filesystem.pipe_file(key, content, **self._within(len(content))))
 
     def create(self, key: str, content: bytes) -> bool:
         """Write an object where there is none; False where there is one with another content.
@@ -117,10 +118,18 @@ class Remote:
         A try whose answer was lost may have written it: so what is there counts as written if it is the same.
         """
         try:
-            self._call(lambda: self._create(key, content))
+            self._write(key, lambda: self._create(key, content))
         except FileExistsError:
             return self.read(key) == content
         return True
+
+    def _write(self, key: str, request: Callable[[], object]) -> None:
+        """A write needs nothing to be there but the bucket."""
+        try:
+            self._call(request)
+        except FileNotFoundError as error:
+            bucket = f"{self.name.split()[-1]}{key.split('/', maxsplit=1)[0]}"
+            raise FileNotFoundError(errno.ENOENT, "there is no such bucket", bucket) from error
 
     def _create(self, key: str, content: bytes) -> None:
         try:

@@ -18,19 +18,35 @@ BEFORE, AFTER = 0, 1
 
 
 def sides_of(scope: Scope, before: tuple[int, int] | None, after: tuple[int, int] | None) -> tuple[Side, Side]:
-    """The two stretches: as asked, or the halves of all recorded steps. UsageError where only one is given."""
+    """The two stretches: as asked, or the halves of all recorded steps.
+
+    Raises UsageError where only one is given, and MegascopeError where one has no spans.
+    """
     if (before is None) != (after is None):
         raise UsageError("--before and --after belong together: give both, or neither for the two halves.")
     if before is not None and after is not None:
         if before[0] <= after[1] and after[0] <= before[1]:
             raise UsageError("--before and --after have steps in common: give two stretches apart.")
+        _require(scope, "--before", before)
+        _require(scope, "--after", after)
         return Side(*before), Side(*after)
-    first = min(ranges[0][0] for ranges in scope.kept)
-    last = max(ranges[-1][1] for ranges in scope.kept)
+    first, last = _extent(scope)
     if first == last:
         raise MegascopeError(f"Run {scope.run} has spans of step {first} alone: two stretches need more.")
     middle = (first + last) // 2
     return Side(first, middle), Side(middle + 1, last)
+
+
+def _extent(scope: Scope) -> tuple[int, int]:
+    """First and last step of all that count."""
+    return min(ranges[0][0] for ranges in scope.kept), max(ranges[-1][1] for ranges in scope.kept)
+
+
+def _require(scope: Scope, option: str, steps: tuple[int, int]) -> None:
+    if any(first <= steps[1] and steps[0] <= last for ranges in scope.kept for first, last in ranges):
+        return
+    first, last = _extent(scope)
+    raise MegascopeError(f"There are no spans in {option}: run {scope.run} has some from step {first} to {last}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..profiler.errors import UsageError
+from ..profiler.store_address import store_url
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into; it gets its name when all went well, and is removed otherwise.
 
-    Raises UsageError where there is something at that name already.
+    Raises UsageError where there is something at that name already, and for a URL.
     """
     folder = folder.absolute()
     refuse_existing(folder)
@@ -31,6 +32,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise UsageError where there is something at that name already: before hours of work, not after them."""
+    """Raise UsageError for what cannot become a new folder: before hours of work, not after them."""
+    url = store_url(folder)
+    if url is not None:
+        raise UsageError(f"--out {url} is in an object store: give a folder, and copy it from there.")
     if folder.exists():
         raise UsageError(f"There is something at {folder} already: give --out a folder that is not there yet.")

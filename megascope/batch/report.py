@@ -73,8 +73,8 @@ def _changed(result: Any) -> list[Any]:
 
 def _rollups(result: Any) -> list[Any]:
     lines = [
-        f"{result['windows']:,} windows of segments were made again: {result['equal']:,} as in the store, "
-        f"{result['different']:,} different, {result['not_in_store']:,} not in the store; "
+        f"{result['windows']:,} windows of segments, all ranks together, were made again: {result['equal']:,} as in "
+        f"the store, {result['different']:,} different, {result['not_in_store']:,} not in the store; "
         f"{result['not_in_raw_spans']:,} of the store's have no raw spans any more."
     ]
     if result["saved_to"]:

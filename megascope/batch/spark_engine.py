@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..collectors.schemas import TABLES
+from ..collectors.storage.object_path import ObjectPath
 from ..profiler.errors import MegascopeError, UsageError
 from .dialects import Dialect, translate
 from .engines import Piece, Question
@@ -30,6 +31,11 @@ class SparkEngine:
     """
 
     def __init__(self, scope: Scope, master: str | None = None) -> None:
+        if isinstance(scope.store.root, ObjectPath):
+            raise UsageError(
+                f"Spark reads stores in folders, and {scope.store.root} is in an object store: leave --engine spark "
+                "out (DuckDB reads it), or copy it to a file system that all workers see, as with `aws s3 sync`."
+            )
         self._session = _start(master)
         paths = [str(path) for one in scope.attempts for path in scope.store.files("events", one)]
         # Every worker tells times and texts alike: the schema is given, and files of older versions lack columns.
@@ -140,8 +146,11 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _said(text: str) -> str:
-    """The telling line of what Spark says: of an error in a worker's Python the last line of its traceback."""
+    """The telling line of what Spark says: of an error in a worker's Python the last line of its traceback, of one in
+    Java the exception."""
     lines = [line.strip() for line in text.split("JVM stacktrace:", maxsplit=1)[0].splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):
         return lines[-1]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1].lstrip(": ")
     return lines[0] if lines else "without a word"

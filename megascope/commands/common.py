@@ -121,6 +121,16 @@ def parse_ranks(text: str | None) -> list[int] | None:
     return sorted(ranks)
 
 
+def local_path(path: Path, option: str) -> Path:
+    """A path on this machine, to be written to. UsageError for a URL: as a path it would name a folder here."""
+    from ..profiler.store_address import store_url  # noqa: PLC0415
+
+    url = store_url(path)
+    if url is not None:
+        raise UsageError(f"{option} {url} is in an object store: give a path on this machine, and copy it from there.")
+    return path
+
+
 def print_json(value: Any) -> None:
     """One JSON object on stdout; a number that is not finite is null."""
     from ..collectors.verdicts import to_json  # noqa: PLC0415

@@ -21,6 +21,7 @@ from .common import (
     StorePath,
     Until,
     choose_steps,
+    local_path,
     open_attempt,
     parse_ranks,
     print_json,
@@ -54,7 +55,7 @@ def grafana(
     from ..dashboards.grafana_files import write_grafana  # noqa: PLC0415
 
     try:
-        written = write_grafana(folder)
+        written = write_grafana(local_path(folder, "The folder"))
     except OSError as error:
         raise MegascopeError(f"Cannot write to {folder} ({error.strerror}): give another folder.") from error
     if json:

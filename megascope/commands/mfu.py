@@ -18,6 +18,7 @@ from .common import (
     StorePath,
     Until,
     choose_steps,
+    local_path,
     open_attempt,
     print_json,
     print_report,
@@ -53,6 +54,8 @@ def mfu(
     from ..heatmap.mfu.report import render, write_csv  # noqa: PLC0415
     from ..heatmap.mfu.result import to_json  # noqa: PLC0415
 
+    if csv is not None:
+        local_path(csv, "--csv")
     opened, newest = open_attempt(store, run, attempt)
     chosen = [one for one in opened.attempts() if one.run == newest.run] if attempt is None else [newest]
     chosen, between = _in_time(opened, chosen, steps, since, until)

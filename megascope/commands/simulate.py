@@ -79,12 +79,14 @@ def simulate(
         raise UsageError("--gpus is of --mfu-curve: give the job's size with --layout.")
     if store is None:
         raise UsageError("Say where to write: megascope simulate STORE.")
+    from ..collectors.storage.address import store_path  # noqa: PLC0415
     from ..trainer.simulator.config import costs_of, load_simulation, parse_layout  # noqa: PLC0415
     from ..trainer.simulator.faults import parse_fault  # noqa: PLC0415
     from ..trainer.simulator.job import SimulatedJob  # noqa: PLC0415
     from ..trainer.simulator.noise import load_noise  # noqa: PLC0415
     from ..trainer.simulator.writing import simulate as write  # noqa: PLC0415
 
+    store = store_path(store)
     chosen, axes = load_simulation(config, overrides), parse_layout(layout)
     job = SimulatedJob(
         layout=axes,

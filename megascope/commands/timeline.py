@@ -19,6 +19,7 @@ from .common import (
     StorePath,
     Until,
     choose_steps,
+    local_path,
     open_attempt,
     parse_ranks,
     print_json,
@@ -46,6 +47,7 @@ def timeline(
     """
     from ..collectors.timeline import export_chrome  # noqa: PLC0415
 
+    local_path(out, "--out")
     opened, chosen = open_attempt(store, run, attempt)
     between = choose_steps(opened, chosen, steps, since, until)
     try:

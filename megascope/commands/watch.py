@@ -34,7 +34,7 @@ def watch(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Follow a live store, from any machine that sees it: stalls, verdicts, ends, a line for each.
+    """Follow a live store, from any machine that sees it: stalls, verdicts, errors of hardware, ends, a line for each.
 
     The agents notice a stall and judge it; where they are gone or give no verdict, this does. With ``--json`` each line
     is one object; with ``--once`` all of them are in one.

@@ -167,6 +167,11 @@ def test_clocks_are_aligned_again(root: Path, tmp_path: Path, capsys: pytest.Cap
         (("worst", "--before", "1:2"), "are for the job"),
         (("worst", "--master", "spark://x:1"), "give --engine spark"),
         (("worst", "--run", "none"), "has no run 'none'"),
+        (("rollups", "--out", "s3://bucket/rows"), "s3://bucket/rows is in an object store"),
+        (
+            ("changed", "--before", "0:9", "--after", "900:"),
+            "no spans in --after: run weeks has some from step 0 to 29",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -149,8 +149,8 @@ class Canned:
     def data_age_s(self, _: Attempt) -> float:
         return 1.0
 
-    def query(self, *_: Any, **__: Any) -> pa.Table:
-        return pa.Table.from_pylist([self._row])
+    def query(self, sql: str, *_: Any, **__: Any) -> pa.Table:
+        return pa.Table.from_pylist([self._row] if "FROM incidents" in sql else [])
 
     def close(self) -> None:
         return
@@ -190,6 +190,29 @@ def test_a_look_that_fails_anywhere_drops_nothing_and_repeats_nothing(
         if failing <= store.calls // 2:
             assert len(problems) == 1
         assert not any("\n" in problem for problem in problems)
+
+
+def test_an_error_of_hardware_is_told_and_alarms(tmp_path: Path, stuck_scene: Scene) -> None:
+    now = time.time_ns()
+    events: dict[str, list[Any]] = {
+        "host": ["node-7", "node-7", "node-8"],
+        "device": ["GPU-1", "GPU-1", "ens1"],
+        "moment_ns": [now - 9 * SECOND, now - 8 * SECOND, now - 7 * SECOND],
+        "kind": ["xid", "xid", "link-up"],
+        "severity": ["error", "error", "note"],
+        "code": [79, 79, None],
+        "text": ["Xid 79 (the GPU has fallen off the PCI bus)", "Xid 79 (the GPU has fallen off the PCI bus)", "up"],
+    }
+    write_scene(tmp_path / "store", looks(stuck_scene), more={"hardware_events": events})
+    out = tmp_path / "alarm"
+    watch = watching.Watch(tmp_path / "store", AlarmSettings(f"cat > {out}"))
+    changes = watch.look()
+    assert whats(changes) == ["watched", "hardware"]
+    assert changes[1].line().endswith("hardware: node-7: Xid 79 (the GPU has fallen off the PCI bus), 2 times")
+    assert watch.look() == []
+    watch.close()
+    told = json.loads(out.read_text())
+    assert (told["kind"], told["severity"], told["hosts"]) == ("hardware-xid-79", "medium", ["node-7"])
 
 
 def test_a_store_that_stays_away_is_told_of_once(tmp_path: Path, stuck_scene: Scene) -> None:

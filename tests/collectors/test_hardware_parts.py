@@ -154,6 +154,9 @@ def test_lines_that_tell_of_hardware(line: str, kind: str, severity: str, device
         event = event_of(text)
         assert event is not None
         assert (event.kind, event.severity, event.device, event.pid) == (kind, severity, device, pid)
+    plain = event_of(line)
+    for head in ("[  123.456] ", "<4>[99.1] ", "Nov 30 12:00:01 node-7 kernel: [99.1] "):
+        assert event_of(head + line) == plain
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from megascope.collectors.hardware.evidence import hardware_evidence
 from megascope.collectors.hardware.kernel_lines import Severity
 from megascope.collectors.hardware.machine import machines_of
+from megascope.collectors.hardware.news import AGAIN_S, MOST_NEWS, Key, hardware_news
 from megascope.collectors.hardware.report import HealthReport, health_report, sentence
 from megascope.collectors.hardware.rules import of_gpu, of_host, of_port
 from megascope.collectors.store import Store
@@ -222,3 +223,26 @@ def test_what_is_over_is_only_worth_a_look(tmp_path: Path, up_at: int | None, se
     with Store(tmp_path) as store:
         (host,) = health_report(store, store.attempt()).hosts
     assert [one.severity for one in host.remarks] == [severity]
+
+
+def test_news_name_the_ranks_are_told_again_after_a_while_and_stay_few(tmp_path: Path) -> None:
+    second, now = 10**9, 2_000_000_000 * 10**9
+    rows = [("a", "GPU-0", now - 100 * second, "xid", 79), ("a", None, now - 7200 * second, "oom-kill", None)]
+    rows += [("b", f"ens{port}", now - 50 * second, "link-down", None) for port in range(MOST_NEWS + 4)]
+    with TableWriter(tmp_path, "test") as writer:
+        writer.write("runs", "job", 0, {"world_size": [2]})
+        writer.write("ranks", "job", 0, {"rank": [0, 1], "host": ["a", "b"], "device": ["GPU-0", "GPU-1"]}, axes=())
+        events = dict(zip(("host", "device", "moment_ns", "kind", "code"), zip(*rows, strict=True), strict=True))
+        same = {"severity": ["error"] * len(rows), "text": [f"{row[3]}." for row in rows]}
+        writer.write("hardware_events", "job", 0, {name: list(values) for name, values in events.items()} | same)
+        writer.commit()
+    told: dict[Key, int] = {}
+    with Store(tmp_path) as store:
+        found = list(hardware_news(store, store.attempt(), told, now))
+        assert [one.sentence for one in found[:2]] == ["a (rank 0): xid", "b: link-down"]
+        assert found[0].alarm is not None
+        assert (found[0].alarm.ranks, found[0].alarm.sentence) == ((0,), "a (rank 0): xid.")
+        assert (len(found), found[-1].alarm, found[-1].sentence[:7]) == (MOST_NEWS + 1, None, "5 more ")
+        assert list(hardware_news(store, store.attempt(), told, now + second)) == []
+        told["a", "GPU-0", "xid", 79] -= int(AGAIN_S * 1e9)
+        assert [one.sentence for one in hardware_news(store, store.attempt(), told, now)] == ["a (rank 0): xid"]

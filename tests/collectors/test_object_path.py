@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 import uuid
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megascope.cli import main
 from megascope.collectors.storage.address import store_path
-from megascope.collectors.storage.object_files import BLOCK_BYTES, BlockCache
+from megascope.collectors.storage.object_files import AHEAD, BLOCK_BYTES, BlockCache
 from megascope.collectors.storage.object_path import ObjectPath
-from megascope.collectors.storage.remote import Remote, UnreachableError
+from megascope.collectors.storage.remote import Remote, UnreachableError, remote_of
 from megascope.profiler.errors import MegascopeError, UsageError
 
 NAMES = st.text("abcXYZ019-_=%~ .", min_size=1, max_size=8).filter(
@@ -57,8 +60,9 @@ def test_local_paths_stay_what_they_are() -> None:
 
 
 def test_addresses_that_cannot_be_stores() -> None:
-    with pytest.raises(UsageError, match="s3://bucket/prefix"):
-        store_path("s3://")
+    for text in ("s3://", Path("s3://"), "gs:"):
+        with pytest.raises(UsageError, match="s3://bucket/prefix"):
+            store_path(text)
     with pytest.raises(MegascopeError, match="nosuch://"):
         store_path("nosuch://bucket/x")
 
@@ -106,6 +110,57 @@ def test_create_knows_its_own_content(folder: ObjectPath) -> None:
     assert (folder / "a").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("export", "grafana", "s3://b/x"),
+        ("timeline", "none", "--out", "s3://b/x"),
+        ("mfu", "none", "--csv", "s3://b/x"),
+    ],
+)
+def test_what_is_written_beside_a_store_goes_to_this_machine(
+    argv: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    assert "s3://b/x is in an object store: give a path on this machine" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("argv", [("prune", "memory://b/x"), ("simulate", "memory://b/x", "--steps", "1")])
+def test_a_verb_whose_store_does_not_answer_ends_with_a_sentence(
+    argv: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote_of("memory"), "_rests_until", float("inf"))
+    assert main(argv) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "The object store memory:// does not answer and is left alone for a moment: try again once it answers."
+    )
+
+
+class NoBucket:
+    """A filesystem without the bucket that is written to."""
+
+    def pipe_file(self, key: str, content: bytes, **_: Any) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    def put_file(self, local: str, key: str, **_: Any) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+
+def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
+    remote = Remote(NoBucket(), "The object store s3://", is_exact=True)
+    (tmp_path / "x").write_bytes(b"x")
+    for write in (
+        lambda: remote.put("mine/a", b"x"),
+        lambda: remote.put("mine/a", tmp_path / "x"),
+        lambda: remote.create("mine/a", b"x"),
+    ):
+        with pytest.raises(FileNotFoundError, match="there is no such bucket: 's3://mine'"):
+            write()
+
+
 class Flaky:
     """A filesystem whose next answers are given."""
 
@@ -142,6 +197,42 @@ def test_a_store_that_does_not_answer_is_left_alone_for_a_moment() -> None:
     flaky.answers = [b"x"]
     assert remote.read("k") == b"x"
     assert remote._failures == 0
+
+
+class Counting:
+    """Small files; says how many were asked for at the same time, and fails for each of some the first time."""
+
+    def __init__(self, failing: set[str], together: int) -> None:
+        self.failing, self.lock = failing, threading.Lock()
+        self.asked: list[str] = []
+        self.barrier = threading.Barrier(together)
+
+    def cat_file(self, key: str, start: int, end: int) -> bytes:
+        with self.lock:
+            self.asked.append(key)
+            is_early, fails = len(self.asked) <= self.barrier.parties, key in self.failing
+            self.failing.discard(key)
+        if is_early:
+            self.barrier.wait(10)
+        if fails:
+            raise FileNotFoundError(key)
+        return key.encode()[start:end]
+
+
+def test_small_files_are_read_ahead_together_and_each_once() -> None:
+    keys = [f"b/events/run=r/attempt=0/block=b000/w-{number:02d}.parquet" for number in range(3 * AHEAD)]
+    lost, large = keys[5], "b/events/run=r/attempt=0/block=b001/w.parquet"
+    filesystem = Counting({lost}, AHEAD)
+    cache = BlockCache(Remote(filesystem, "It", is_exact=True))
+    for key in (*keys, "b/steps/run=r/attempt=0/block=b000/w.parquet", large):
+        cache.note_size(key, len(key) if key != large else 3 * BLOCK_BYTES)
+    for key in keys:
+        cache.fetch_ahead(key)
+        if key == keys[0]:
+            wait(list(cache._coming.values()))
+        assert cache.read(key, 0, 999) == key.encode()
+    assert sorted(filesystem.asked) == sorted([*keys, lost])
+    assert not cache._coming
 
 
 @settings(max_examples=25)
