@@ -9,6 +9,9 @@ from typing import Any
 from .kernel_lines import EventKind, Severity, pci_key
 from .kernel_log import Logged
 
+AGAIN = " answers again."
+"""Ends the text of what is back; before that it has the words that the text of its silence begins with."""
+
 MOST_EVENTS = 200
 MINUTE_S = 60.0
 """So many rows a minute are kept: a kernel that repeats itself has said it by then. How many were left out is told."""
@@ -57,9 +60,9 @@ class EventRows:
         text = f"{what} {how}." if within_s is None else f"{what} {how} within {within_s:g} s."
         self._add(EventKind.NO_ANSWER, Severity.ERROR, text, device)
 
-    def answers_again(self, device: str, what: str) -> None:
-        """Something that did not answer, or was lost, is back."""
-        self._add(EventKind.ANSWERS, Severity.NOTE, f"{what} ({device}) answers again.", device)
+    def answers_again(self, device: str | None, what: str) -> None:
+        """Something that did not answer, or was lost, is back; ``what`` as `no_answer` was given it."""
+        self._add(EventKind.ANSWERS, Severity.NOTE, f"{what}{AGAIN}", device)
 
     def gpu_lost(self, device: str, index: int, reason: str) -> None:
         """The driver cannot reach a GPU any more."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..clocks import load_clocks
 from ..store import Attempt, Store
+from .events import AGAIN
 from .kernel_lines import EventKind, Severity
 from .rules import COMPARED, Remark, of_gpu, of_host, of_port, port_errors
 from .samples import Device, Samples, newest_by_host, read_samples
@@ -237,10 +238,16 @@ def _events(events: Iterable[Mapping[str, Any]]) -> list[Happened]:
 def _remark(one: Happened, events: Sequence[Happened]) -> Remark:
     """An event as a remark; what is over since is only worth a look."""
     text = one.text if one.times == 1 else f"{one.text} ({one.times} times)"
-    ends = [other.moment_ns for other in events if other.device == one.device and other.kind == _ENDS.get(one.kind)]
-    if max(ends, default=0) > one.moment_ns:
+    if max((other.moment_ns for other in events if _ends(one, other)), default=0) > one.moment_ns:
         return Remark(Severity.WARNING, f"{text}; it is over")
     return Remark(Severity(one.severity), text)
+
+
+def _ends(one: Happened, other: Happened) -> bool:
+    """Whether the other event says that this one is over: of the same device, or of the same thing beside them."""
+    if other.device != one.device or other.kind != _ENDS.get(one.kind):
+        return False
+    return one.device is not None or one.text.startswith(other.text.removesuffix(AGAIN))
 
 
 def sentence(report: HealthReport) -> str:

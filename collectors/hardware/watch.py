@@ -209,7 +209,7 @@ class HardwareWatch:
             if gpu.pci is not None:
                 self._events.learn(gpu.pci, gpu.name)
         if gpu.is_silent or (gpu.is_lost and told["lost"] is None):
-            self._events.answers_again(gpu.name, f"GPU {index}")
+            self._events.answers_again(gpu.name, f"GPU {index} ({gpu.name})")
         if told["lost"] is not None and not gpu.is_lost:
             self._events.gpu_lost(gpu.name, index, str(told["lost"]))
         gpu.is_silent, gpu.is_lost = False, told["lost"] is not None
@@ -230,10 +230,10 @@ class HardwareWatch:
                 if what == NVML and within_s is not None:
                     within_s = self._sources.start_s
                 self._events.no_answer(None, _NAMES[what], within_s)
-        if answer.gpus:
-            self._silent.discard(NVML)
-        if answer.ports is not None:
-            self._silent.discard(PORTS)
+        back = {NVML: bool(answer.gpus), PORTS: answer.ports is not None}
+        for name in [name for name in self._silent if back[name]]:
+            self._silent.discard(name)
+            self._events.answers_again(None, _NAMES[name])
 
     def _take_log(self, logged: Iterable[Logged], found: _Found) -> None:
         for one in logged:

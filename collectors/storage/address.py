@@ -21,8 +21,8 @@ def store_path(given: str | Path) -> Path:
     for its protocol is not installed.
     """
     text = str(given)
-    if text.startswith("file://"):
-        return Path("/", text.removeprefix("file://").lstrip("/"))
+    if local := re.fullmatch(r"file:/+(.*)", text):  # a `Path` leaves one slash
+        return Path("/", local[1])
     match = _URL.fullmatch(text)
     is_bare = text.rstrip("/").removesuffix(":") in _WITH_ONE_SLASH and ":" in text
     if match is None and (is_bare or re.match(r"[a-z][a-z0-9+]+://", text)):

@@ -33,16 +33,16 @@ SLOWEST_BYTES_S = 2**18
 """A write may take as long as its bytes take at this rate, beside that. The library times no write: it would wait
 without end for a server that does not say whether it wants the bytes (``Expect: 100-continue``), or reads none."""
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {
-        "use_listings_cache": False,
-        "skip_instance_cache": True,
-        "max_concurrency": 1,  # more would ask for the size before each whole read
-        "config_kwargs": {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": {"total_max_attempts": 1}},
-    }
+_FRESH: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+"""Of all libraries: what others wrote has to be seen, and leases are decided by it."""
+
+_S3: dict[str, Any] = {
+    "max_concurrency": 1,  # more would ask for the size before each whole read
+    "config_kwargs": {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": {"total_max_attempts": 1}},
 }
-_EXTRAS = {"s3": "pip install 'megascope[s3]'"}
-_EXACT = frozenset({"s3"})
+_OPTIONS = {"s3": _S3, "s3a": _S3}
+_EXTRAS = dict.fromkeys(_OPTIONS, "pip install 'megascope[s3]'")
+_EXACT = frozenset(_OPTIONS)
 """Protocols of which a PUT that must not replace is one request, decided by the server."""
 
 
@@ -235,7 +235,7 @@ def remote_of(protocol: str) -> Remote:
     try:
         import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415
 
-        filesystem = fsspec.filesystem(protocol, **_OPTIONS.get(protocol, {}))
+        filesystem = fsspec.filesystem(protocol, **_FRESH, **_OPTIONS.get(protocol, {}))
     except (ImportError, ValueError) as error:
         raise MegascopeError(f"Stores at {protocol}:// need a library that is not here ({error}): {advice}.") from error
     filesystem.retries = 1  # of s3fs: one place to try again is enough

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from megascope.collectors.agent import Agent
 from megascope.collectors.hardware.asking import Answer, Asker
+from megascope.collectors.hardware.kernel_lines import EventKind, Severity
+from megascope.collectors.hardware.report import Happened, _remark
 from megascope.collectors.hardware.watch import NO_LIBRARY, HardwareWatch, Sources
 from megascope.collectors.metrics.agent_families import AGENT_FAMILIES
 from megascope.collectors.metrics.family import Samples
@@ -193,6 +196,26 @@ def test_what_the_driver_tells_no_more_is_blank(
     if silence.unreadable is not None:
         (row,) = told.rows["hardware_events"]
         assert row["text"] == "No GPU is sampled: the driver does not tell them (Unknown Error)."
+
+
+@pytest.mark.parametrize("what", ["nvml", "ports"])
+def test_a_driver_that_answers_again_is_no_trouble_any_more(
+    watch: Callable[..., HardwareWatch], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    watcher, told = watch(has_gpus=False), Told()
+    watcher.poll([told])
+    good = Answer(gpus=[GPU], ports=[PORT])
+    monkeypatch.setattr(watcher, "_asker", _Answers(good, Answer(silent=[what]), good, good))
+    for _ in range(4):
+        watcher.poll([told])
+    silence, again = (
+        Happened(moment_ns, row["kind"], row["severity"], row["device"], None, row["text"], 1)
+        for moment_ns, row in enumerate(told.rows["hardware_events"])
+        if row["kind"] in (EventKind.NO_ANSWER, EventKind.ANSWERS)
+    )
+    assert _remark(silence, [silence]).severity == Severity.ERROR
+    assert _remark(silence, [silence, again]).text.endswith("it is over")
+    assert _remark(replace(silence, text="Another did not answer."), [silence, again]).severity == Severity.ERROR
 
 
 def test_a_host_without_anything_says_so_to_every_attempt_and_starts_no_child(

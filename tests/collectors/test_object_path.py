@@ -56,7 +56,7 @@ def test_local_paths_stay_what_they_are() -> None:
     for text in ("runs/store", "/data/store", "s3", "a:b/c", "C:/x"):
         assert type(store_path(text)) is type(Path())
         assert store_path(text) == Path(text)
-    assert store_path("file:///data/store") == Path("/data/store")
+    assert store_path("file:///data/store") == store_path(Path("file:///data/store")) == Path("/data/store")
 
 
 def test_addresses_that_cannot_be_stores() -> None:
@@ -253,3 +253,12 @@ def test_blocks_add_up_to_what_was_asked_for(reads: list[tuple[int, int]], kept:
         start = max(0, start)
         assert cache.read("k", start, end) == content[start:end]
         assert len(cache._blocks) <= kept
+
+
+@pytest.mark.parametrize("protocol", ["s3", "s3a", "memory"])
+def test_no_listing_is_remembered_and_both_names_of_s3_are_one(protocol: str) -> None:
+    remote = remote_of(protocol)
+    assert not remote.filesystem.dircache.use_listings_cache
+    assert remote.is_exact == (protocol != "memory")
+    if protocol != "memory":
+        assert remote.filesystem.config_kwargs["read_timeout"] > 0
