@@ -14,6 +14,7 @@ from .history import History
 from .looks import Diagnosis
 from .mismatch import Root, deviants, find_mismatches
 from .programs import find_skipped
+from .recovered import with_recovered
 from .snapshot import freeze, take_snapshot
 from .states import RankState, Snapshot
 from .streams import Streams
@@ -45,14 +46,16 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
     asynchronous = history.asynchronous()
     if all(death.is_aftermath for death in deaths.all):
         return _lost_peers(store, attempt, deaths, snapshot, history)
-    seen_waiting = build_graph(snapshot, asynchronous, streams=Streams.of(snapshot, history)).waiting()
+    streams = Streams.of(snapshot, history)
+    recovered = with_recovered(snapshot, streams.recorded)
+    seen_waiting = build_graph(recovered, asynchronous, streams=streams).waiting()
     first = first_deaths(deaths.all, seen_waiting, deaths.clocks)
     if not deaths.noted and len(first) >= len(snapshot.states) > 1:
         return Crash(Diagnosis(State.CRASHED, abstained=(_NOBODY_NOTED, _ALL_GONE)), snapshot, ())
     dead = {death.rank for death in first}
-    blamed = _killed_by_mismatch(snapshot, history, first)
-    seen = _with_dead(snapshot, dead)
-    graph = build_graph(seen, asynchronous, deviants(blamed), streams=Streams.of(seen, history))
+    blamed = _killed_by_mismatch(snapshot, history, first, streams)  # by what they were seen to call, and no more
+    seen = _with_dead(recovered, dead)
+    graph = build_graph(seen, asynchronous, deviants(blamed), streams=streams)
     roots = blamed or [_death_root(death, seen, deaths, len(first)) for death in first]
     accused = {rank for root in roots for rank in root.ranks}
     explained = frozenset(Waiters.of(graph).waiting_for(accused | dead)) - accused
@@ -69,8 +72,9 @@ def _lost_peers(store: Store, attempt: Attempt, deaths: Deaths, snapshot: Snapsh
     if not gone:
         return Crash(Diagnosis(State.CRASHED, abstained=(_ALL_LOST_PEERS, *_notes(deaths, ()))), snapshot, ())
     dead = {rank for host in gone for rank in host.ranks}
-    seen = _with_dead(snapshot, dead)
-    graph = build_graph(seen, history.asynchronous(), streams=Streams.of(seen, history))
+    streams = Streams.of(snapshot, history)
+    seen = _with_dead(with_recovered(snapshot, streams.recorded), dead)
+    graph = build_graph(seen, history.asynchronous(), streams=streams)
     waiting = frozenset(graph.waiting()) - dead
     explained = frozenset(Waiters.of(graph).waiting_for(dead)) - dead
     roots = tuple(
@@ -130,12 +134,12 @@ def _was_in_communication(snapshot: Snapshot, rank: int) -> bool:
     return state is not None and any(one.communicates and one.waiting is not False for one in state.flights)
 
 
-def _killed_by_mismatch(snapshot: Snapshot, history: History, first: Sequence[Death]) -> list[Root]:
+def _killed_by_mismatch(snapshot: Snapshot, history: History, first: Sequence[Death], streams: Streams) -> list[Root]:
     """Mismatches in the groups of ranks that died: a library may abort the rank that received what does not fit."""
     dead = {death.rank for death in first}
     flights = [flight for rank in dead if rank in snapshot.states for flight in snapshot.states[rank].flights]
     groups = {flight.group for flight in flights if flight.group is not None}
-    found = find_mismatches(snapshot, history, Streams.of(snapshot, history))
+    found = find_mismatches(snapshot, history, streams)
     mismatches = [root for root in found if root.group in groups]
     if mismatches or not groups:
         return mismatches

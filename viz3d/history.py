@@ -56,9 +56,12 @@ class History(Protocol):
         """Payload of the operation with that number in the group, bytes, as the rank's earlier steps have it."""
         ...
 
-    def begins_as_usual(self, rank: int, step: int, flight: Flight, before: Sequence[Flight]) -> bool | None:
+    def begins_as_usual(
+        self, rank: int, step: int, flight: Flight, before: Sequence[Flight], but: int | None = None
+    ) -> bool | None:
         """Whether all that a rank has issued in its step before an operation in flight is what it usually issues first,
-        those ``before`` it that are in flight included. False too where a record is lost."""
+        those ``before`` it that are in flight included and those of group ``but`` left out. False too where a record is
+        lost."""
         ...
 
     def repeated(self, step: int) -> frozenset[int]:
@@ -102,7 +105,9 @@ class NoHistory:
         """Not known."""
         return None
 
-    def begins_as_usual(self, rank: int, step: int, flight: Flight, before: Sequence[Flight]) -> bool | None:
+    def begins_as_usual(
+        self, rank: int, step: int, flight: Flight, before: Sequence[Flight], but: int | None = None
+    ) -> bool | None:
         """Not known."""
         return None
 
@@ -192,13 +197,15 @@ class StoreHistory:
                 return twin.size_bytes
         return None
 
-    def begins_as_usual(self, rank: int, step: int, flight: Flight, before: Sequence[Flight]) -> bool | None:
+    def begins_as_usual(
+        self, rank: int, step: int, flight: Flight, before: Sequence[Flight], but: int | None = None
+    ) -> bool | None:
         """See `History`."""
         usual = self._usual(rank, step)
         place = usual.place(flight.group or 0, flight.sequence or 0)
-        return (
-            None if place is None else usual.begins_as_usual(place, _issued(flight), [_issued(one) for one in before])
-        )
+        if place is None:
+            return None
+        return usual.begins_as_usual(place, _issued(flight), [_issued(one) for one in before], but)
 
     def repeated(self, step: int) -> frozenset[int]:
         """See `History`: ranks with one piece of work of a step twice."""

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .ends import untie
-from .graph import Operation, WaitGraph
+from .graph import Operation, Wait, WaitGraph
 from .history import History
 from .joined import minority
 from .mismatch import Root
 from .order import out_of_order
-from .programs import Programs
+from .programs import MAX_WITNESSES, Programs
 from .states import Snapshot
+from .unsent import find_unsent
 from .verdict import CulpritKind
 
 MAX_CROSSWISE = 256
@@ -25,6 +26,9 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
     missing = _missing_calls(snapshot, graph, programs, knot)
     if missing:
         return _replica(snapshot, missing) or missing
+    unsent = find_unsent(snapshot, graph, history, knot, only_shifted=True)
+    if unsent is not None:
+        return [unsent]
     late = out_of_order(snapshot, graph, programs, knot)
     if late is not None:
         return [replace(late, is_suspicion=False)]  # the circle is seen, and somebody has made it
@@ -33,7 +37,9 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
         why = "what it has in flight runs beside its work and does not hold it up"
         return [_free(snapshot, rank, why, is_suspicion=len(free) > 1) for rank in free]
     return [
-        _unsent(snapshot, graph, history, circle) or _desync(snapshot, graph, history, circle) or _circle(graph, circle)
+        find_unsent(snapshot, graph, history, circle)
+        or _desync(snapshot, graph, history, circle)
+        or _circle(graph, circle)
         for circle in circles
     ]
 
@@ -43,36 +49,6 @@ def _free(snapshot: Snapshot, rank: int, why: str, *, is_suspicion: bool) -> Roo
     state = snapshot.states[rank]
     confidence = 0.7 if state.innermost_work() is not None and not is_suspicion else 0.4
     return Root((rank,), CulpritKind.HOST_STUCK, confidence, state.works_in, why=why, is_suspicion=is_suspicion)
-
-
-def _unsent(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
-    """A rank of a circle of receives that left out a send: what it sent since is of the micro-batches that usually come
-    one later. Counts do not tell, for its partner takes the next message for the one that it waits for."""
-    waits = [wait for rank in circle for wait in graph.waits[rank] if wait.flight.sends is False]
-    for wait in waits:
-        giver, group = wait.flight.peer, wait.operation.group
-        state = None if giver is None else snapshot.states.get(giver)
-        if giver not in circle or state is None or state.step is None:
-            continue
-        before = history.sent(giver, state.step - 1, group)
-        flying = {
-            one.sequence: one.microbatch
-            for one in state.flights
-            if one.group == group and one.sends and one.sequence is not None
-        }
-        sent = {**history.sent(giver, state.step, group), **flying}
-        if not before or set(sent) != set(range(max(before) + 1, max(before) + 1 + len(sent))):
-            continue  # the record of one is lost
-        usual, now = [*before.values()], [sent[number] for number in sorted(sent)]
-        at = next((place for place, (own, other) in enumerate(zip(now, usual, strict=False)) if own != other), None)
-        if at is None or None in usual or now[at:] != usual[at + 1 : len(now) + 1]:
-            continue
-        sequence = wait.operation.sequence
-        segment = history.expected_segment(giver, state.step, group, sequence)
-        told = (", ".join(map(str, numbers)) for numbers in (now, usual))
-        why = f"in step {state.step} it has sent micro-batches {next(told)} there, where it usually sends {next(told)}"
-        return Root((giver,), CulpritKind.MISSING_CALL, 0.85, segment, group, sequence, why=why)
-    return None
 
 
 def _desync(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tuple[int, ...]) -> Root | None:
@@ -127,25 +103,31 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, programs: Programs, kno
     """Ranks of a knot that went past an operation without it, while others wait for them there.
 
     A rank's own earlier steps tell how many operations of the one group come before the operation of the other group
-    that it is in now; where there are none, ranks that hold the same place in other groups do.
+    that it is in now; where there are none, ranks that hold the same place in other groups do. Somebody must have come
+    as usual to where it is missed: where the whole job has one operation more than usual, nobody has left out any.
     """
     inside = set(knot)
     waits = [
         wait for rank in knot for wait in graph.waits[rank]
         if wait.flight.kind == "collective" or wait.flight.sends is False
     ]  # fmt: skip
-    operations = {
-        id(wait.operation): wait.operation for wait in sorted(waits, key=lambda one: one.flight.begun_ns or 0)
-    }
+    waiting: dict[int, list[Wait]] = {}  # operation -> who waits in it
+    for wait in sorted(waits, key=lambda one: one.flight.begun_ns or 0):
+        waiting.setdefault(id(wait.operation), []).append(wait)
     checked: set[tuple[int, int]] = set()
     found: dict[int, Root] = {}
-    for operation in operations.values():
+    for own in waiting.values():
+        operation, is_message = own[0].operation, own[0].flight.kind == "p2p"
         for rank in operation.absent:
             if rank not in inside or (rank, operation.group) in checked:
                 continue
             checked.add((rank, operation.group))
             state = snapshot.states[rank]
-            if state.knows(operation.group) and programs.went_past(rank, operation.group):
+            if (
+                state.knows(operation.group)
+                and programs.went_past(rank, operation.group, receives_tell=not is_message)
+                and any(programs.is_at_its_point(wait.rank, wait.flight) for wait in own[:MAX_WITNESSES])
+            ):
                 why = f"it has issued {state.issued(operation.group)} operations there, others wait in number "
                 why += f"{operation.sequence}, and it is already past that point of its step"
                 found[rank] = Root(

@@ -34,22 +34,34 @@ class Programs:
         self.is_spent = False  # whether there were more ranks to ask than are asked
         self._compared = 0
 
-    def went_past(self, rank: int, group: int) -> bool:
+    def went_past(self, rank: int, group: int, *, receives_tell: bool = False) -> bool:
         """Whether a rank is at a point of its step that it usually reaches with more operations issued in ``group``.
 
-        Its earlier steps tell how many; where there are none, ranks that hold the same place in other groups do.
+        Its earlier steps tell how many, if this one began like them but for ``group``; else ranks that hold the same
+        place in other groups do. A rank that is in no collective is at the point of what it receives, if
+        ``receives_tell``: not where a message of its own is what it lacks, for that may come later than usual.
         """
         state = self._snapshot.states[rank]
-        for own in state.flights:
-            if own.group is None or own.sequence is None or own.group == group or own.kind != "collective":
-                continue
+        flying = [one for one in state.flights if one.communicates and one.group != group]
+        collectives = [one for one in flying if one.kind == "collective"]
+        for own in collectives:
             expected = self.expected(state, own, group)
-            if expected is not None:
+            if expected is not None and self._began_as_usual(state, own, group):
                 return state.issued(group) < expected
             self._compared += 1
             if self._compared <= MAX_COMPARED and self._peers_are_ahead(state, group, own):
                 return True
+        received = [one for one in flying if one.sends is False] if receives_tell and not collectives else []
+        for own in received:
+            expected = self.expected(state, own, group)
+            if expected is not None and self._began_as_usual(state, own, group):
+                return state.issued(group) < expected
         return False
+
+    def _began_as_usual(self, state: RankState, own: Flight, but: int) -> bool:
+        """Whether nothing tells that a rank's step began otherwise than usual, operations of group ``but`` aside."""
+        before = state.before(own)
+        return self._history.begins_as_usual(state.rank, state.step or 0, own, before, but) is not False
 
     def expected(self, state: RankState, own: Flight, other: int) -> int | None:
         """The last number that a rank usually has issued in group ``other`` when it issues an operation of its own.
@@ -79,18 +91,18 @@ class Programs:
                 late.append((other, number))
         begun_ns = {(one.group, one.sequence): one.begun_ns or 0 for one in state.flights}
         late.sort(key=lambda one: (begun_ns.get(one, 0), one))
-        return late if late and self._is_as_its_number_says(state, head) else []
+        return late if late and self.is_at_its_point(state.rank, head) else []
 
-    def _is_as_its_number_says(self, state: RankState, head: Flight) -> bool:
-        """Whether nothing tells that the head of a stream is not the operation that its number is in usual steps."""
-        rank, step, past = state.rank, state.step or 0, self._history
-        group, number = head.group or 0, head.sequence or 0
-        if past.expected_segment(rank, step, group, number) not in (None, head.segment):
+    def is_at_its_point(self, rank: int, flight: Flight) -> bool:
+        """Whether nothing tells that an operation in flight is not the one that its number is in usual steps."""
+        state, past = self._snapshot.states[rank], self._history
+        step, group, number = state.step or 0, flight.group or 0, flight.sequence or 0
+        if past.expected_segment(rank, step, group, number) not in (None, flight.segment):
             return False
         usual = past.expected_size(rank, step, group, number)
-        if None not in (usual, head.size_bytes) and usual != head.size_bytes:
+        if None not in (usual, flight.size_bytes) and usual != flight.size_bytes:
             return False
-        return past.begins_as_usual(rank, step, head, state.before(head)) is not False
+        return past.begins_as_usual(rank, step, flight, state.before(flight)) is not False
 
     def place(self, rank: int, group: int) -> Place:
         """What a group is to a rank: the same for all ranks that run its program."""
@@ -133,7 +145,7 @@ class Programs:
                 return False
         is_head = self._places.place(state.rank, head.group or 0) == places[1] and head.sequence == number
         came = is_head or (counts[1] or 0) >= number
-        return came and self._is_as_its_number_says(state, head)
+        return came and self.is_at_its_point(state.rank, head)
 
     def _peers_are_ahead(self, state: RankState, group: int, own: Flight) -> bool:
         """Whether most ranks of the same stage that stand at the same point, in ``own``, issued more in such groups.

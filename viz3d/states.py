@@ -100,8 +100,9 @@ class RankState:
         return max(work, key=lambda one: one.begun_ns or 0, default=None)
 
     def before(self, flight: Flight) -> list[Flight]:
-        """Operations in flight that the rank began before one of them."""
-        return [one for one in self.flights if one.communicates and (one.begun_ns or 0) < (flight.begun_ns or 0)]
+        """Operations in flight that the rank began before one of them, as far as their own records tell."""
+        own = (one for one in self.flights if one.communicates and not one.is_recovered)
+        return [one for one in own if (one.begun_ns or 0) < (flight.begun_ns or 0)]
 
     def age_s(self, flight: Flight) -> float | None:
         """How long a flight of the rank has been open, seconds."""

@@ -24,10 +24,10 @@ class Issued:
     end_ns: int | None
     size_bytes: int | None
 
-    def is_like(self, other: Issued) -> bool:
-        """Whether it is the same operation in another step; a size that is not known is any."""
+    def is_like(self, other: Issued, *, sized: bool = True) -> bool:
+        """Whether it is the same operation in another step, by its size too if ``sized``; one not known is any."""
         sizes = {self.size_bytes, other.size_bytes} - {None}
-        return (self.group, self.segment) == (other.group, other.segment) and len(sizes) < 2
+        return (self.group, self.segment) == (other.group, other.segment) and (len(sizes) < 2 or not sized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +51,52 @@ class UsualSteps:
     begun: Sequence[Issued] = ()
     """What is recorded of step ``now`` itself."""
 
-    def begins_as_usual(self, place: Place, issued: Issued, before: Sequence[Issued]) -> bool | None:
-        """Whether a step has begun as usual up to an operation at a place: operation by operation what is recorded of
-        it, and the ones ``before`` it that are not complete, are the first of a usual step, and none is lost.
+    def begins_as_usual(
+        self, place: Place, issued: Issued, before: Sequence[Issued], but: int | None = None
+    ) -> bool | None:
+        """Whether a step has begun as usual up to an operation at a place: what is recorded of it, and the ones
+        ``before`` it that are not complete, are by their numbers and one by one what comes before it in a usual step;
+        those of group ``but`` left out.
 
-        Else a number tells nothing of a place: one operation more than usual moves all that come after it. None where
+        Else a number tells nothing of a place: one operation more than usual moves all that come after it. What is not
+        recorded contradicts nothing: an operation may have ended without anybody having waited for it yet. None where
         nothing of the step is recorded.
         """
         recorded = self.begun if place.step == self.now else self.steps.get(place.step, ())
-        known = {(one.group, one.sequence): one for one in (*before, *recorded) if one.issued_ns < issued.issued_ns}
+        bases: dict[int, int | None] = {}
+        known: dict[tuple[int, int], Issued] = {}
+        for one in sorted((*before, *recorded), key=lambda one: one.issued_ns):
+            if one.group == but or one.issued_ns >= issued.issued_ns:
+                continue
+            if one.group not in bases:
+                bases[one.group] = self._last_before(one.group, place.step)
+            base = bases[one.group]
+            if base is not None and (one.sequence > base or one in recorded):
+                known[one.group, one.sequence - base - 1] = one
         if not known:
             return None
-        own = sorted(known.values(), key=lambda one: one.issued_ns)
-        numbers: dict[int, list[int]] = {}
-        for one in (*own, issued):
-            numbers.setdefault(one.group, []).append(one.sequence)
-        if any(of_group != list(range(of_group[0], of_group[0] + len(of_group))) for of_group in numbers.values()):
-            return False
-        if len(numbers[place.group]) != place.index + 1:
-            return False
-        usual = (step for step in self.steps if step != place.step and all(
-            self._count(step, group) == self._per_step(group) for group in numbers))  # fmt: skip
-        return any(self._is_first_of(step, own) for step in usual)
+        counts = {group: self._per_step(group) for group in (place.group, *(group for group, _ in known))}
+        usual = [
+            self._order(step)
+            for step in self.steps
+            if step != place.step and all(self._count(step, group) == number for group, number in counts.items())
+        ]
+        return _is_begun_like_any(known, (place.group, place.index), usual)
 
-    def _is_first_of(self, step: int, own: Sequence[Issued]) -> bool:
-        theirs = sorted(self.steps[step], key=lambda one: one.issued_ns)[: len(own)]
-        return len(theirs) == len(own) and all(one.is_like(other) for one, other in zip(own, theirs, strict=True))
+    def _last_before(self, group: int, step: int) -> int | None:
+        """The last number of a group before a step, if all is as usual; None where it has no usual number of
+        operations: then its numbers tell nothing."""
+        per_step, whole = self._per_step(group), self._whole(group, before=step)
+        return None if per_step is None or whole is None else whole[1] + (step - whole[0] - 1) * per_step
+
+    def _order(self, step: int) -> dict[tuple[int, int], Issued]:
+        """The operations of a step in the order of their issue, by group and index in it."""
+        counts: dict[int, int] = {}
+        order = {}
+        for one in sorted(self.steps[step], key=lambda one: one.issued_ns):
+            order[one.group, counts.get(one.group, 0)] = one
+            counts[one.group] = counts.get(one.group, 0) + 1
+        return order
 
     def place(self, group: int, sequence: int) -> Place | None:
         """The place of an operation that is not recorded yet; None where no two steps in a row tell, and for one that
@@ -138,10 +158,12 @@ class UsualSteps:
         )
         return own[place.index] if place.index < len(own) and len(own) == self._per_step(place.group) else None
 
-    def _whole(self, group: int) -> tuple[int, int] | None:
-        """The newest step that has a group's usual operations, or more, and the last of their numbers."""
+    def _whole(self, group: int, before: int | None = None) -> tuple[int, int] | None:
+        """The newest step (``before`` one) that has a group's usual operations, or more, and the last of their
+        numbers."""
         usual = self._per_step(group)
-        whole = [step for step in self.steps if usual is not None and self._count(step, group) >= usual]
+        steps = [step for step in self.steps if before is None or step < before]
+        whole = [step for step in steps if usual is not None and self._count(step, group) >= usual]
         if not whole:
             return None
         return max(whole), max(one.sequence for one in self.steps[max(whole)] if one.group == group)
@@ -165,3 +187,25 @@ class UsualSteps:
         """All steps that have as many operations of a group as is usual."""
         usual = self._per_step(group)
         return [step for step in self.steps if self._count(step, group) == usual]
+
+
+Order = Mapping[tuple[int, int], Issued]
+"""Operations by group and index in it, in the order of their issue."""
+
+
+def _is_begun_like_any(known: Order, until: tuple[int, int], usual: Sequence[Order]) -> bool:
+    """Whether operations come in the order that they have in any of the usual steps, all before the one ``until``, and
+    are like those. Where sizes differ from step to step they tell nothing."""
+    sizes = [{order[key].size_bytes for order in usual if key in order} - {None} for key in known]
+    return any(
+        [key for key in _until(order, until) if key in known] == list(known)
+        and all(
+            one.is_like(order[key], sized=len(own) < 2) for (key, one), own in zip(known.items(), sizes, strict=True)
+        )
+        for order in usual
+    )
+
+
+def _until(order: Order, key: tuple[int, int]) -> list[tuple[int, int]]:
+    keys = list(order)
+    return keys[: keys.index(key)] if key in order else []

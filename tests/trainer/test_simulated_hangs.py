@@ -95,6 +95,17 @@ def scene_of(text: str, job: SimulatedJob | None = None) -> HangScene:
     return hang_scene(job or job_of(4, 4, 4), parse_fault(text))
 
 
+@pytest.mark.parametrize("verb", ["send_forward", "send_backward"])
+@pytest.mark.parametrize("microbatch", [0, 2, 3])
+def test_a_send_that_is_left_out_is_not_made_good_by_one_of_the_next_step(verb: str, microbatch: int) -> None:
+    """Nobody gets to that one: the norm of the step before has the partner in it, which still waits for a message."""
+    rank = 17 if verb == "send_forward" else 33
+    scene = scene_of(f"missing-call:rank={rank}:segment={verb}:microbatch={microbatch}:step=12")
+    assert np.array_equal(scene.at, slowly(scene))
+    calls = [scene.programs.calls[which][at] for which, at in zip(scene.which.flat, scene.at.flat, strict=True)]
+    assert {one.step for one in calls} == {0}
+
+
 def test_a_rank_stuck_in_its_own_work_shows_it_and_its_partners_wait() -> None:
     scene = scene_of("host-stuck:rank=1:step=12:segment=backward:microbatch=2")
     flights = flight_rows(scene)

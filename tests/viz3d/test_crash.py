@@ -99,6 +99,40 @@ def test_a_death_on_another_host_with_another_clock_is_the_consequence(tmp_path:
     assert json.loads(row["action"])["rank"] == 3
 
 
+def test_who_waited_in_an_operation_of_which_the_record_is_lost_is_a_victim_too(tmp_path: Path) -> None:
+    """Ranks 3 and 12 went without a word, on hosts whose clocks are not known. Rank 12's number says that it waited."""
+    scene = died_in_backward()
+    scene.states[12] = replace(scene.states[12], flights=())
+    scene.work(12, "forward", since_s=10)
+    incidents = [noted("node0", 0, MOMENT_NS, (3, MOMENT_NS)), noted("node1", 0, MOMENT_NS, (12, MOMENT_NS))]
+    store = write_scene(
+        tmp_path / "store", scene.looks(), exit_reason="crashed", incidents=incidents, frozen=scene.snapshot()
+    )
+    verdict = verdict_of(store)
+    assert [(culprit.ranks, culprit.kind) for culprit in verdict.culprits] == [((3,), CulpritKind.DEAD)]
+    assert verdict.victims == verdict.explained == 15
+
+
+def test_an_exception_is_the_cause_whatever_record_is_lost_beside_it(tmp_path: Path) -> None:
+    """A loss that is not finite, on rank 3. What it and rank 4 called last in their group is not known: that is no sign
+    of a call that was left out, and not of one in which rank 3 raised."""
+    scene = Scene(Topology.of(dp=2, tp=3))
+    for rank in (0, 1, 2, 4):
+        scene.collective(rank, "dp", 5, since_s=9)
+        scene.progress(rank, scene.of("tp", rank), 8, 8)
+    scene.work(3, "backward", since_s=9)
+    for rank, issued in ((3, 7), (4, 7), (5, 6)):
+        scene.progress(rank, scene.of("tp", rank), issued, 6)
+    moment = {"moment_ns": MOMENT_NS}
+    died = {"action": "noticed-death", "rank": 3, "state": "exception", "type": "NotFiniteError", **moment}
+    incident = {**noted("node0", 0, MOMENT_NS), "actions": json.dumps([died])}
+    store = write_scene(
+        tmp_path / "store", scene.looks(), exit_reason="crashed", incidents=[incident], frozen=scene.snapshot()
+    )
+    verdict = verdict_of(store)
+    assert [(culprit.ranks, culprit.kind) for culprit in verdict.culprits] == [((3,), CulpritKind.EXCEPTION)]
+
+
 def test_who_waited_at_the_moment_of_death_and_not_for_the_dead_is_unexplained(tmp_path: Path) -> None:
     mesh = Topology.of(dp=3, tp=2)
     scene = Scene(mesh)

@@ -61,7 +61,11 @@ def test_a_step_is_read_up_to_an_operation_in_flight(history: StoreHistory) -> N
         return Flight(name, "collective", group, sequence, begun_ns=4000 + at)
 
     assert history.begins_as_usual(0, 4, flight("tp_scatter", TP, 10, 20), []) is True
-    assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 8), []) is False  # its first is not there
+    assert history.begins_as_usual(0, 4, flight("tp_scatter", TP, 10, 20), [flight("dp_gather", DP, 10, 15)]) is False
+    assert history.begins_as_usual(0, 4, flight("tp_scatter", TP, 10, 20), [], but=TP) is True
+    swapped = [flight("dp_gather", DP, 10, 15)]  # too early, but for nobody who asks about its group
+    assert history.begins_as_usual(0, 4, flight("tp_scatter", TP, 10, 20), swapped, but=DP) is True
+    assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 8), []) is True  # its first has no record
     early = flight("dp_reduce", DP, 9, 8)
     assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 9), [early]) is True
     assert history.begins_as_usual(0, 4, flight("dp_gather", DP, 10, 9), [replace(early, segment="log")]) is False

@@ -140,9 +140,8 @@ def test_a_step_begins_as_usual_or_not(at: int, extra: int, group: str) -> None:
     usual = UsualSteps(past, 4, coming[:at])
     assert usual.begins_as_usual(place, coming[at], []) is (True if at else None)
     assert usual.begins_as_usual(place, coming[at], coming[:at]) is (True if at else None)
-    if any(one.group == coming[extra].group for one in coming[extra + 1 : at + 1]):  # its number shows that it lacks
-        lost = [one for where, one in enumerate(coming[:at]) if where != extra]
-        assert UsualSteps(past, 4, lost).begins_as_usual(place, coming[at], []) is (False if lost else None)
+    left = [one for where, one in enumerate(coming[:at]) if where != extra]  # one that nobody has waited for yet
+    assert UsualSteps(past, 4, left).begins_as_usual(place, coming[at], []) is (True if left else None)
     moved = [*program[:extra], number, *program[extra:]]
     counts = {own: max(one.sequence for one in every[3] if one.group == own) for own in (11, 12)}
     more = []
@@ -154,3 +153,16 @@ def test_a_step_begins_as_usual_or_not(at: int, extra: int, group: str) -> None:
     begins = None if taken is None else UsualSteps(past, 4, more[:at]).begins_as_usual(taken, more[at], [])
     is_the_same = moved[:at] == program[:at]
     assert begins in (None, is_the_same)
+
+
+@given(st.permutations(range(4)), st.booleans())
+def test_sizes_that_differ_from_step_to_step_make_no_beginning_unusual(sizes: list[int], is_fixed: bool) -> None:
+    """Packed sequences: every step moves as much as its longest one needs. A size that is always the same tells."""
+    every = recorded([11, 12, 11], 5)
+    steps = {
+        step: [replace(one, size_bytes=64 if is_fixed else 64 + sizes[step]) for one in own]
+        for step, own in enumerate(every[:4])
+    }
+    other = [replace(one, size_bytes=99) for one in every[4]]
+    usual = UsualSteps(steps, 4, other[:2])
+    assert usual.begins_as_usual(Place(11, 1, 4), other[2], []) is not is_fixed

@@ -32,23 +32,25 @@ def close(
 
     ``which`` is every rank's program, ``limit`` the last call that it gets to by itself (the program's end, but for
     culprits). A rank is held by a collective that a member has not come to, and by a receive whose send has not been
-    begun; sends hold nobody. Each round lowers what the last one made too high, until nothing changes.
+    begun; sends hold nobody. In each round everybody goes on as far as the others' places allow, until nobody can: so
+    nobody is taken past an operation by what another does only after that.
     """
-    at = limit.copy()
+    limit = limit.copy()
     for one in frozen:
         held = programs.place[which, one.op, one.number]
-        at = np.where(one.members, np.minimum(at, held), at)
+        limit = np.where(one.members, np.minimum(limit, held), limit)
+    at = np.zeros_like(limit)
     for _ in range(MAX_ROUNDS):
-        before = at
-        at = _after_groups(programs, which, at, dp_size)
+        reached = _up_to_groups(programs, which, at, limit, dp_size)
         for edge in range(len(EDGES)):
-            at = _after_edge(programs, which, at, edge)
-        if np.array_equal(at, before):
+            reached = _up_to_edge(programs, which, at, reached, edge)
+        if np.array_equal(at, reached):
             return at
+        at = reached
     raise MegascopeError("The simulated hang does not settle: this is a defect of the simulator, please report it.")
 
 
-def _after_groups(programs: Programs, which: IntArray, at: IntArray, dp_size: int) -> IntArray:
+def _up_to_groups(programs: Programs, which: IntArray, at: IntArray, limit: IntArray, dp_size: int) -> IntArray:
     """Nobody gets past a collective that a member of its group has not joined."""
     for op in (Op.TP, Op.DP, Op.WORLD):
         joined = programs.count[which, op, at]
@@ -59,18 +61,18 @@ def _after_groups(programs: Programs, which: IntArray, at: IntArray, dp_size: in
             least = np.broadcast_to(parts.min(axis=-1, keepdims=True), parts.shape).reshape(joined.shape)
         else:
             least = np.full(joined.shape, joined.min())
-        at = np.minimum(at, programs.place[which, op, least])
-    return at
+        limit = np.minimum(limit, programs.place[which, op, least])
+    return limit
 
 
-def _after_edge(programs: Programs, which: IntArray, at: IntArray, edge: int) -> IntArray:
+def _up_to_edge(programs: Programs, which: IntArray, at: IntArray, limit: IntArray, edge: int) -> IntArray:
     """Nobody gets past a receive whose message has not been sent."""
     givers, takers = ends(edge, at.shape[0])
     if not len(givers):
-        return at
+        return limit
     sent = programs.count[which[givers], send(edge), at[givers]]
-    result = at.copy()
-    result[takers] = np.minimum(at[takers], programs.place[which[takers], recv(edge), sent])
+    result = limit.copy()
+    result[takers] = np.minimum(limit[takers], programs.place[which[takers], recv(edge), sent])
     return result
 
 

@@ -228,12 +228,12 @@ class _Tables:
                 name[row, at] = codes.setdefault((call.name, str(call.kind)), len(codes))
                 microbatch[row, at] = NOBODY if call.microbatch is None else call.microbatch
                 parent[row, at] = NOBODY if call.parent is None else around[call.parent]
-                step[row, at], size[row, at] = call.step, _size_bytes(call, costs)
+                step[row, at], size[row, at] = call.step, size_of(call, costs)
             is_end[row, len(calls) - 1 :] = True
         return cls(name, microbatch, parent, size, is_end, step, tuple(codes))
 
 
-def _size_bytes(call: Call, costs: Costs) -> int:
+def size_of(call: Call, costs: Costs) -> int:
     """Payload of a call on its rank; NOBODY for work."""
     if call.op == Op.WORK:
         return NOBODY

@@ -19,6 +19,7 @@ from .background import Background
 from .fault_effects import carriers, check_beside, check_fault, effect_of, fault_rows
 from .faults import Fault, FaultKind
 from .hang_gaps import PLAIN, Hardness
+from .hang_spans import CompletedSpans
 from .hang_tables import SECOND, SILENT_AFTER_S, Evidence
 from .hangs import hang_scene
 from .job import SimulatedJob
@@ -66,7 +67,7 @@ def simulate(
     recording that do not fit each other.
     """
     job, hang = with_faults(job, faults)
-    recording = recording or Recording()
+    recording, late = recording or Recording(), 0
     _check_recording(job, recording, hang)
     _check_new(root, job)
     with TableWriter(root, f"simulator-{job.run}-{job.attempt}") as writer, Background(writer, job) as background:
@@ -87,9 +88,21 @@ def simulate(
             if slow:
                 writer.write("faults", job.run, job.attempt, _truth(slow, session, is_heard_after=True))
             silent = [rank for one in slow if one.kind is FaultKind.LOST_HEARTBEATS for rank in carriers(one, job)]
-            Evidence.of(scene, session.step_begin_ns, silent, hardness).write(writer)
+            evidence = Evidence.of(scene, session.step_begin_ns, silent, hardness)
+            evidence.write(writer)
+            late = _write_completed(writer, evidence, recording)
         writer.commit()
-    return session.result()
+    done = session.result()
+    return replace(done, spans=done.spans + late, written_spans=done.written_spans + late)
+
+
+def _write_completed(writer: TableWriter, evidence: Evidence, recording: Recording) -> int:
+    """Spans of the step of the hang, where spans of it are wanted; how many."""
+    steps, ranks = recording.span_steps, recording.span_ranks
+    if ranks == () or (steps is not None and not steps[0] <= evidence.scene.step <= steps[1]):
+        return 0
+    spans = CompletedSpans(evidence.scene, evidence.channels, evidence.gaps, evidence.origin_ns)
+    return spans.write(writer, ranks)
 
 
 def _check_new(root: Path, job: SimulatedJob) -> None:

@@ -94,6 +94,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _json(content: bytes) -> Any:
+    if content.count(b"[") + content.count(b"{") > MOST_HOLDERS:
+        raise DumpError(f"it holds more than {MOST_HOLDERS:,} lists, as no dump does: it was not read")
     try:
         return json.loads(content)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -145,7 +147,7 @@ def _check_operations(content: bytes) -> None:
             place = int.from_bytes(content[at + 1 : at + 1 + follows], "little") if follows else len(read.kept)
             if place > max(size, FREE_PLACES):
                 raise DumpError(f"it is damaged ({size:,} bytes: it would keep more values than it has)")
-            read.keeps(place)
+            read.keeps(place, at, at + 1 + follows)
         elif operation in _TUPLES:
             read.makes_tuple(_TUPLES[operation])
         elif operation in _CLASSES or operation == _STOP:
@@ -163,6 +165,7 @@ class _Read:
     def __init__(self) -> None:
         self.kept: set[int] = set()
         self._tuples: set[int] = set()
+        self._kept_to = -1
         self._made = 0
         self._plain = 0
         self._is_after_mark = self._is_tuple = False
@@ -182,9 +185,14 @@ class _Read:
                 self._plain += 1
         self._is_tuple = self._is_tuple and not operations
 
-    def keeps(self, place: int) -> None:
-        """The newest value is kept."""
+    def keeps(self, place: int, at: int, end: int) -> None:
+        """The newest value is kept, by an operation that stands from ``at`` to ``end``: once, as picklers do."""
+        if at == self._kept_to:
+            raise DumpError(f"it is damaged: it keeps one value twice at {at:,}")
+        self._kept_to = end
         self.kept.add(place)
+        if len(self.kept) > MOST_HOLDERS:
+            raise DumpError(f"it keeps more than {MOST_HOLDERS:,} values, as no dump does: it was not read")
         (self._tuples.add if self._is_tuple else self._tuples.discard)(place)
 
     def makes_tuple(self, values: int | None) -> None:

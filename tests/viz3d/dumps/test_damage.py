@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megascope.profiler.errors import UsageError
+from megascope.viz3d.dumps import loading
 from megascope.viz3d.dumps.judging import judge_dumps
 from megascope.viz3d.dumps.loading import MOST_HOLDERS, DumpError, _check_operations, load
 from megascope.viz3d.dumps.reading import read_folder
@@ -187,6 +188,21 @@ def test_so_many_lists_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "_dump_0").write_bytes(b"\x80\x02(" + b"}" * (MOST_HOLDERS + 1) + b"t.")
     with pytest.raises(DumpError, match="more than"):
         load(tmp_path / "_dump_0")
+
+
+def test_so_many_lists_are_not_read_from_json_either(tmp_path: Path) -> None:
+    (tmp_path / "_dump_0").write_bytes(b'{"version": "2.9", "entries": [' + b"[]," * MOST_HOLDERS + b"0]}")
+    with pytest.raises(DumpError, match="lists, as no dump does"):
+        load(tmp_path / "_dump_0")
+
+
+def test_a_value_that_is_kept_twice_in_a_row_is_refused_at_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pickler does that, and each costs more to check than the byte that it is."""
+    with pytest.raises(DumpError, match="keeps one value twice at 4"):
+        _check_operations(b"\x80\x04N" + b"\x94" * 100_000 + b".")
+    monkeypatch.setattr(loading, "MOST_HOLDERS", 10)
+    with pytest.raises(DumpError, match="keeps more than 10 values"):
+        _check_operations(b"\x80\x04" + b"N\x94" * 11 + b".")
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
