@@ -26,7 +26,7 @@ from megascope.batch.engines import Engine, EngineName, open_engine
 from megascope.batch.rollups import find_rollups
 from megascope.batch.scope import Scope, find_scope
 from megascope.batch.worst import find_worst
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 
 from .machine import report
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from megascope.collectors.clock_alignment import Alignment
-from megascope.collectors.clock_pairs import Ends, FloatArray, IntArray, Side
+from megascope.collectors.clocks.alignment import Alignment
+from megascope.collectors.clocks.pairs import Ends, FloatArray, IntArray, Side
 
 _PAIRS = """
     WITH operations AS (

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.null import NullRecorder
 from megascope.trainer.checkpoints.checkpointer import Checkpointer
 from megascope.trainer.checkpoints.commit import read_commit

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from benchmarks.bytedance import read_transfers
 from benchmarks.machine import report
-from megascope.collectors.clock_alignment import align_hosts
-from megascope.collectors.clock_pairs import Ends, Side
+from megascope.collectors.clocks.alignment import align_hosts
+from megascope.collectors.clocks.pairs import Ends, Side
 
 DEFAULT_TRACE = Path(__file__).parents[2] / "shared/traces/bytedance_whatif/trace-AR.parquet"
 Floats = npt.NDArray[np.float64]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megascope.profiler.c10d import install_collectives
-from megascope.profiler.c10d_hooks import has_hooks
+from megascope.profiler.c10d.c10d import install_collectives
+from megascope.profiler.c10d.hooks import has_hooks
 from megascope.profiler.opening import RecorderSettings, open_recorder
 
 from .machine import report

@@ -25,11 +25,11 @@ from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from megascope.collectors import event_rows
-from megascope.collectors.agent import Agent, AgentSettings
-from megascope.collectors.compaction import compact
-from megascope.collectors.rollup_drain import RollupDrain
-from megascope.collectors.store import Store
+from megascope.collectors.agent.agent import Agent, AgentSettings
+from megascope.collectors.reading.store import Store
+from megascope.collectors.rollups.drain import RollupDrain
+from megascope.collectors.spool import event_rows
+from megascope.collectors.upkeep.compaction import compact
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megascope.profiler.box import (
+from megascope.profiler.box.box import (
     ABSENT_I16,
     ABSENT_I32,
     ABSENT_I64,
@@ -29,7 +29,7 @@ from megascope.profiler.box import (
     RECORD,
     BoxLayout,
 )
-from megascope.profiler.box_format import as_written
+from megascope.profiler.box.format import as_written
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology

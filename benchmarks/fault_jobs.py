@@ -197,7 +197,7 @@ and has of others, beyond the one that ranks are apart."""
 
 
 def _from_store(root: Path, prod: Prod) -> dict[str, Any]:
-    from megascope.collectors.store import Store
+    from megascope.collectors.reading.store import Store
 
     with Store(root) as store:
         acted = store.query("SELECT min(first_ns) AS first_ns FROM faults").to_pylist()[0]["first_ns"]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from megascope.profiler import session
-from megascope.profiler.automatic import Automatic
-from megascope.profiler.box import BoxReader
+from megascope.profiler.automatic.automatic import Automatic
+from megascope.profiler.box.box import BoxReader
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder

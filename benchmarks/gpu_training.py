@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.vocabulary import CLOCK_CODES

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors.store import Store
-from megascope.score_kinds import SeedSet
-from megascope.score_trials import COSTS
-from megascope.scoring import as_json, score
+from megascope.collectors.reading.store import Store
+from megascope.scoring.kinds import SeedSet
+from megascope.scoring.scoring import as_json, score
+from megascope.scoring.trials import COSTS
 from megascope.trainer.simulator.faults import parse_fault
-from megascope.trainer.simulator.hang_ahead import Lead
-from megascope.trainer.simulator.hang_gaps import Hardness
+from megascope.trainer.simulator.hangs.ahead import Lead
+from megascope.trainer.simulator.hangs.gaps import Hardness
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise import load_noise
 from megascope.trainer.simulator.session import Recording

@@ -147,7 +147,7 @@ def _await_beginning(trial: Trial, root: Path) -> tuple[bool, int | None]:
 
 def ask(root: Path, *, judge: bool = True) -> Look:
     """What a store tells now, with the verdict if it is to be judged."""
-    from megascope.collectors.store import Store
+    from megascope.collectors.reading.store import Store
     from megascope.profiler.errors import MegascopeError
     from megascope.viz3d.hang import diagnose, to_json
 
@@ -164,7 +164,7 @@ def ask(root: Path, *, judge: bool = True) -> Look:
 
 def incident(root: Path, fault_ns: int | None) -> dict[str, Any]:
     """What the agents made of it: the first incident after the fault, and the verdict that they wrote, with delays."""
-    from megascope.collectors.store import Store
+    from megascope.collectors.reading.store import Store
     from megascope.viz3d.actions import parse_actions
 
     store = Store(root)

@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import MegascopeError
 
 from .machine import report

@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from megascope.collectors.compaction import compact
+from megascope.collectors.reading.store import Store
 from megascope.collectors.storage import object_files
 from megascope.collectors.storage.address import store_path
 from megascope.collectors.storage.object_path import ObjectPath
 from megascope.collectors.storage.remote import remote_of
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.writing.writer import TableWriter
 
 from .machine import report
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Request
 
-from megascope.collectors.store import Store
-from megascope.dashboards.scene_page import page_html
+from megascope.collectors.reading.store import Store
+from megascope.dashboards.scene.page import page_html
 from megascope.viz3d.hang import diagnose_with_graph
 from support.page_checks import visit, wait_judged, wait_painted
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from playwright.sync_api import Browser, Page
 
-from megascope.collectors.rollup import window_rows
-from megascope.collectors.schemas import RANKS_PER_BLOCK, block_name
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.rollups.rollup import window_rows
+from megascope.collectors.tables.schemas import RANKS_PER_BLOCK, block_name
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import Topology, segment_id
 from support.page_checks import visit, wait_judged, wait_painted
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.trainer.config import DataConfig, ModelConfig, OptimizationConfig, TrainConfig

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from megascope.profiler import session
-from megascope.profiler.box_format import DURATION_OFFSET, LEAF, LEAF_END
+from megascope.profiler.box.format import DURATION_OFFSET, LEAF, LEAF_END
 from megascope.profiler.cadence import Cadence
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder

@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from megascope.score_kinds import HANG_TRIALS, HEALTHY, KINDS, SeedSet
-from megascope.scoring import as_json, score
+from megascope.scoring.kinds import HANG_TRIALS, HEALTHY, KINDS, SeedSet
+from megascope.scoring.scoring import as_json, score
 
 from .machine import report
 

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from megascope.collectors.compaction import compact
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
+from megascope.collectors.upkeep.compaction import compact
 from megascope.heatmap.matrix import load_placement, segment_matrix
 from megascope.heatmap.source import choose_source
 from megascope.heatmap.stragglers import find_stragglers

@@ -129,8 +129,8 @@ def _bubble_of(spool: Path, steps: int) -> float:
 
 def _compute_spans(path: Path) -> Iterator[tuple[int, int, int]]:
     """(step, begun, duration) of a rank's forwards and backwards."""
-    from megascope.profiler.box import BoxReader
-    from megascope.profiler.metadata import MetadataKind, read_metadata
+    from megascope.profiler.box.box import BoxReader
+    from megascope.profiler.box.metadata import MetadataKind, read_metadata
 
     lines = [line for _, line in read_metadata(path.with_suffix(".meta.jsonl"))]
     names = {line["index"]: line["name"] for line in lines if line["kind"] == MetadataKind.SEGMENT}

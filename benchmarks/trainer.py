@@ -101,8 +101,8 @@ def native(config: TrainConfig) -> dict[str, Any]:
 
 def exposed_ms(folder: Path, segments: tuple[str, ...] = EXPOSED) -> float:
     """Mean exposed wait of a rank and step in segments whose names begin so, after the warm-up."""
-    from megascope.profiler.box import ABSENT_I64, BoxReader
-    from megascope.profiler.metadata import MetadataKind, read_metadata
+    from megascope.profiler.box.box import ABSENT_I64, BoxReader
+    from megascope.profiler.box.metadata import MetadataKind, read_metadata
 
     totals = []
     for path in sorted(folder.rglob("*.box")):

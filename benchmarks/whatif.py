@@ -24,10 +24,10 @@ import duckdb
 import pyarrow as pa
 
 from benchmarks.machine import report
-from megascope.collectors.importers.bytedance import ByteDanceTrace
+from megascope.collectors.importers.bytedance.bytedance import ByteDanceTrace
 from megascope.collectors.importers.imported import no_progress
 from megascope.collectors.importers.importing import import_run
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.heatmap.matrix import load_placement
 from megascope.heatmap.peers import Placement
 from megascope.heatmap.whatif.finding import find_whatif

@@ -9,8 +9,8 @@ from statistics import median
 
 import pyarrow as pa
 
-from .store import Attempt, Store
-from .windows import WINDOW_STEPS
+from .reading.store import Attempt, Store
+from .rollups.windows import WINDOW_STEPS
 
 REACH = 3
 """A step is compared with those at most so many steps before or after it: the job changes slowly, if at all."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..profiler.errors import MegascopeError
-from .durable import make_folders, write_durably
 from .storage.address import store_path
+from .storage.durable import make_folders, write_durably
 
 SCHEMA = 1
 

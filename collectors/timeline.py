@@ -13,9 +13,9 @@ from typing import IO, Any
 from ..profiler.errors import MegascopeError
 from ..profiler.topology import stable_id
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
-from .clocks import load_clocks
+from .clocks.clocks import load_clocks
 from .lanes import Lanes
-from .store import Attempt, Store
+from .reading.store import Attempt, Store
 
 Progress = Callable[[int, int], None]
 """Called with the number of spans written and the number to write."""

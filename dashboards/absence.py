@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..collectors.retention import pruned_sentence
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
+from ..collectors.upkeep.retention import pruned_sentence
 from .view import ranks_text
 from .workbench import Workbench
 

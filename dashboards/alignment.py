@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..collectors.clocks import HostClock, load_clocks
-from ..collectors.store import Attempt
+from ..collectors.clocks.clocks import HostClock, load_clocks
+from ..collectors.reading.store import Attempt
 from .workbench import Workbench
 
 SAME_CLOCK = HostClock.at(0, 0, 0.0, 0)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 from flask import Flask
 
-from ..collectors.store import Store
+from ..collectors.reading.store import Store
 from ..profiler.errors import MegascopeError
 from .components import Awaited, Rendered, problem
 from .endpoints import add_endpoints

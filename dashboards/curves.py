@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 
 MAX_POINTS = 4000
 

@@ -13,21 +13,21 @@ from pathlib import Path
 
 from flask import Flask, Response, request, send_file
 
-from ..collectors.sql import SqlLimits, run_sql
-from ..collectors.store import Attempt
+from ..collectors.reading.sql import SqlLimits, run_sql
+from ..collectors.reading.store import Attempt
 from ..collectors.timeline import export_chrome
 from ..profiler.errors import MegascopeError, UsageError
 from .curves import curve_panels
-from .heat_export import heat_csv
-from .heat_payload import heat_payload
+from .heat.export import heat_csv
+from .heat.payload import heat_payload
 from .perfetto import add_perfetto
-from .scene_data import judged_or_plain, scene_payload
-from .scene_history import Past
-from .scene_page import page_html
+from .scene.data import judged_or_plain, scene_payload
+from .scene.history import Past
+from .scene.page import page_html
 from .security import is_loopback
-from .span_choice import choose_spans
-from .span_data import links_payload, spans_payload
-from .span_outline import outline_payload
+from .spans.choice import choose_spans
+from .spans.data import links_payload, spans_payload
+from .spans.outline import outline_payload
 from .verdicts import hang_of
 from .view import View, parse_view
 from .workbench import Workbench

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from ..collectors.store import Attempt
-from ..heatmap.network.waited_row import WaitedBasis, WaitedFor
+from ..collectors.reading.store import Attempt
 from ..heatmap.verdict import Outcome, StragglerVerdict
+from ..heatmap.waited_row import WaitedBasis, WaitedFor
 from ..heatmap.whatif.words import sentence, short
 from .components import hint, number, table
 from .verdicts import peer_axis

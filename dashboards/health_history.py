@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 
 BINS = 48
 LEAST_BIN_S = 10.0

@@ -9,7 +9,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ..collectors.hardware.report import GpuHealth, HealthReport, HostHealth, PortHealth
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
 from .components import hint, number, table, utc
 from .health_history import Line, lines_of_gpus
 from .sparkline import sparkline

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectors.store import Attempt, Store
-from ..collectors.verdict_alarms import culprits_of, read_verdict, sentence_of
+from ..collectors.alarms.verdict_alarms import culprits_of, read_verdict, sentence_of
+from ..collectors.reading.store import Attempt, Store
 
 MOST = 500
 """The newest incidents of a run that are read."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from flask import Flask, Response, g, request
 
-from ..collectors.alarm_rules import named
+from ..collectors.alarms.rules import named
 from ..collectors.metrics.exposition import render
 from ..collectors.metrics.family import Samples
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
 from ..profiler.opening import versions
 from .curves import Headline, headline
 from .metrics_families import ANALYSERS, INCIDENTS, MOST_CULPRITS, SERVER_FAMILIES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
 from ..profiler.errors import MegascopeError
 from .alignment import clocks_of
 from .span_clock import aligned_starts

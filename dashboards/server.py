@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import waitress
 
-from ..collectors.store import Store
+from ..collectors.reading.store import Store
 from ..profiler.errors import MegascopeError, UsageError
 from .app import create_app
 from .pages import PAGES

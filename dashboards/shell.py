@@ -5,7 +5,7 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
 from .components import controls, data, select, utc
 from .view import View
 from .workbench import Workbench

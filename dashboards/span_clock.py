@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
 from .alignment import clocks_of
 from .workbench import Workbench
 

@@ -10,7 +10,7 @@ from typing import Any
 from dash import dcc
 from dash.development.base_component import Component
 
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
 from ..heatmap.peers import STAGE_AXIS
 from ..heatmap.stragglers import find_stragglers
 from ..heatmap.verdict import Cause, Culprit, CulpritKind, Outcome, StragglerVerdict, describe

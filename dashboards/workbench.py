@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from ..profiler.errors import MegascopeError
 from .racks import Racks
 from .sizes import size_bytes

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from megascope.collectors.incidents import IncidentKind
+from megascope.collectors.incidents.incidents import IncidentKind
 from megascope.collectors.metrics.agent_families import MOST_RANKS, MOST_RUNS, OF_AGENT, OF_RANK, OF_RUN
 from megascope.collectors.metrics.family import Family
 from megascope.collectors.metrics.hardware_gauges import HARDWARE, MOST_DEVICES, SOURCES

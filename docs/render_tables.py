@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megascope.collectors.schemas import SCHEMA_VERSION, TABLES
+from megascope.collectors.tables.schemas import SCHEMA_VERSION, TABLES
 
 PAGE = Path(__file__).with_name("tables.md")
 
 HEAD = f"""# Tables of the store
 
-Schema version {SCHEMA_VERSION}. This page is written by `docs/render_tables.py` from `collectors/schemas.py`.
+Schema version {SCHEMA_VERSION}. This page is written by `docs/render_tables.py` from `collectors/tables/schemas.py`.
 
 Key of everything: (run, attempt, rank). Times ending in `_ns` are int64 ns; moments are UTC, made from the recording
 host's monotonic clock and one base taken at the start. Missing is NULL. The view `spans` joins `events` with the names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 
 
 def ask(store: Store, sql: str, attempt: Attempt | None = None) -> float | None:

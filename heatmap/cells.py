@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
 from .peers import FloatArray, IntArray, peers_median
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..collectors.clocks import Clocks, HostClock, load_clocks
-from ..collectors.store import Attempt, Store
+from ..collectors.clocks.clocks import Clocks, HostClock, load_clocks
+from ..collectors.reading.store import Attempt, Store
 from .peers import FloatArray
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .cells import EVERY_RANK_KINDS, NS_PER_MS, total_work
 from .detect import spread
 from .judge import Finding

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import literal
 from ..collectors.verdicts import Evidence
-from ..collectors.views import literal
 from .asking import ask
 from .drift import JobDrift
 from .launches import launch_spread

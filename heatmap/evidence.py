@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import identifier, literal
 from ..collectors.verdicts import Evidence
-from ..collectors.views import identifier, literal
 from .asking import ask
 from .judge import Finding
 from .peers import Placement

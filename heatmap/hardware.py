@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..collectors.hardware.evidence import hardware_evidence
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .verdict import Culprit, CulpritKind
 
 MOST = 20

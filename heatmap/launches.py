@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..collectors.store import Attempt, Store
-from ..collectors.views import literal
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import literal
 
 PATTERN = "%reduce_scatter%"
 """Names of the collectives that are looked at; those inside a segment of work (over tp) launch too often to tell."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from ..profiler.errors import UsageError
 from .cells import METRICS, SegmentCells, load_cells, pivot
 from .peers import FloatArray, IntArray, Placement

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .cells import EVERY_RANK_KINDS, NS_PER_MS, WORK_KINDS, SegmentCells, load_cells, pivot
 from .clocks import RankClocks, load_rank_clocks
 from .matrix import load_placement

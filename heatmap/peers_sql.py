@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..collectors.store import Attempt
-from ..collectors.views import identifier, literal
+from ..collectors.reading.store import Attempt
+from ..collectors.reading.views import identifier, literal
 from .peers import Placement
 
 LISTED = 16

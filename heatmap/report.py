@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .network.waited_row import WaitedBasis, WaitedFor
 from .verdict import Abstention, Culprit, Outcome, StragglerVerdict, describe
+from .waited_row import WaitedBasis, WaitedFor
 from .whatif.result import WhatIf
 from .whatif.words import costliest, sentence, share_words, short
 

@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import literal
 from ..collectors.verdicts import Evidence
-from ..collectors.views import literal
 from ..profiler.vocabulary import SegmentKind
 from .asking import ask
 from .cores import worked_ms

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from ..collectors.store import Attempt, Store
-from ..collectors.windows import WINDOW_STEPS
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.rollups.windows import WINDOW_STEPS
 from .peers import IntArray
 from .windows import COARSEST, window_range
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from ..profiler.vocabulary import SegmentKind
 from .abstaining import data_missing, hidden_below, left_out, not_judged, visible_ratio
 from .bursts import in_all_compute

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..collectors import verdicts
 from ..collectors.verdicts import Abstention, Evidence
-from .network.waited_row import WaitedFor
+from .waited_row import WaitedFor
 from .whatif.result import WhatIf
 
 

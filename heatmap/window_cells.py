@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from ..profiler.vocabulary import WAITING_KINDS
 from .cells import NS_PER_MS, SegmentCells
 from .peers import FloatArray, IntArray, Placement, column_median

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..collectors.store import Attempt
+from ..collectors.reading.store import Attempt
+from ..collectors.reading.views import literal
 from ..collectors.verdicts import Evidence
-from ..collectors.views import literal
 from .judge import Finding
 from .observations import Observations
 from .peers import FloatArray, IntArray, row_median

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .cells import NS_PER_MS, SegmentCells
 from .detect import BoolArray
 from .peers import FloatArray, IntArray, has_values, row_median

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..collectors.histogram import cell_percentiles, row_percentiles
-from ..collectors.store import Attempt, Store
-from ..collectors.windows import METRICS, WINDOW_STEPS
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.rollups.histogram import cell_percentiles, row_percentiles
+from ..collectors.rollups.windows import METRICS, WINDOW_STEPS
 from ..profiler.errors import UsageError
 from .cells import NS_PER_MS
 from .peers import FloatArray, IntArray

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.store import Attempt, Store
-from ..collectors.windows import WINDOW_STEPS
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.rollups.windows import WINDOW_STEPS
 from .cells import WORK_KINDS
 from .detect import MAD_TO_SIGMA
 from .matrix import MIN_SPREAD, load_placement

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .collectors.store import Attempt, Store
-from .viz3d.bundle import write_bundle
+from .collectors.reading.store import Attempt, Store
+from .viz3d.bundle.bundle import write_bundle
 from .viz3d.hang import Judged
 from .viz3d.paths import Sources
 
@@ -34,8 +34,8 @@ def bundle(
 
 def _page(judged: Judged, opened: tuple[Store, Attempt] | None, racks: Mapping[str, str] | None) -> str | None:
     try:
-        from .dashboards.scene_history import Past  # noqa: PLC0415
-        from .dashboards.scene_page import page_html  # noqa: PLC0415
+        from .dashboards.scene.history import Past  # noqa: PLC0415
+        from .dashboards.scene.page import page_html  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
     verdict = judged.verdict

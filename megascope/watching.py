@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .collectors.alarm_memory import FOLDER
-from .collectors.alarm_rules import Alarm, AlarmSettings, named, utc
-from .collectors.alarms import AlarmHook
+from .collectors.alarms.alarms import AlarmHook
+from .collectors.alarms.memory import FOLDER
+from .collectors.alarms.rules import Alarm, AlarmSettings, named, utc
+from .collectors.alarms.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, culprits_of, read_verdict, sentence_of
 from .collectors.hardware.news import Key, hardware_news
-from .collectors.store import Attempt, Store
-from .collectors.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, culprits_of, read_verdict, sentence_of
+from .collectors.reading.store import Attempt, Store
 from .profiler.errors import MegascopeError
 from .viz3d.actions import parse_actions
 from .viz3d.hang import diagnose, to_json

@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from .box import BoxLayout
-from .metadata import MetadataWriter
+from .box.box import BoxLayout
+from .box.metadata import MetadataWriter
 from .recorder import Recorder
 
 ROUNDS, SPANS = 5, 64

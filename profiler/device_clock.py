@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from .span import Span
+    from .box.span import Span
 
 log = logging.getLogger(__name__)
 

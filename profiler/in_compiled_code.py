@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .hot_path import NO_SPAN
+from .box.hot_path import NO_SPAN
 from .vocabulary import SegmentKind
 
 

@@ -18,14 +18,14 @@ from importlib import metadata as package_metadata
 from pathlib import Path
 from typing import Any
 
-from .box import BoxLayout, create_box
+from .box.box import BoxLayout, create_box
+from .box.metadata import MetadataKind, MetadataWriter
 from .cadence import Cadence
 from .calibration import recorder_span_ns
 from .device_clock import CudaTimer
 from .errors import UsageError
 from .host import host_name
 from .identity import is_run_name
-from .metadata import MetadataKind, MetadataWriter
 from .null import NullRecorder
 from .patching import Undo, replace
 from .recorder import AnyRecorder, Recorder

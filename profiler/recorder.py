@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, Protocol
 
-from .box import BoxLayout
-from .box_format import (
+from .box.box import BoxLayout
+from .box.format import (
     ABSENT_I16,
     ABSENT_I32,
     ABSENT_I64,
@@ -23,12 +23,12 @@ from .box_format import (
     WORD_STEP,
     WORD_STEP_START,
 )
+from .box.hot_path import OK, Begin, End, Token
+from .box.metadata import MetadataKind, MetadataWriter
+from .box.ring_writer import ABORTED, RingWriter, now_ns
+from .box.span import Span
 from .cadence import Cadence
-from .hot_path import OK, Begin, End, Token
-from .metadata import MetadataKind, MetadataWriter
 from .null import NullRecorder
-from .ring_writer import ABORTED, RingWriter, now_ns
-from .span import Span
 from .vocabulary import SegmentKind
 from .work_clock import Rest, WorkClock
 

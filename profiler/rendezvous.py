@@ -10,9 +10,9 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
+from .box.ring_writer import ABORTED
 from .patching import Undo, replace
 from .recorder import AnyRecorder
-from .ring_writer import ABORTED
 from .vocabulary import SegmentKind
 
 RENDEZVOUS = "rendezvous"

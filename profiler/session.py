@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from .agent_process import HostAgent, serve_fallback
-from .automatic import Automatic, AutomaticSpans, choose
-from .automatic_data import TimedLoader
-from .box import ABSENT_I16, ABSENT_I32
+from .automatic.automatic import Automatic, AutomaticSpans, choose
+from .automatic.data import TimedLoader
+from .box.box import ABSENT_I16, ABSENT_I32
+from .box.hot_path import OK
+from .box.ring_writer import ABORTED
 from .cadence import chosen as chosen_cadence
 from .clock_exchange import join_exchange
 from .flight_recorder import DumpOnRequest
 from .for_dumps import answer_requests, leave_topology
-from .hot_path import OK
 from .identity import identify, next_attempt_in
 from .in_compiled_code import no_begin, no_end, no_segment
 from .null import NullRecorder
 from .opening import RecorderSettings, attempt_folder, default_spool, open_recorder
 from .recorder import Recorder
-from .ring_writer import ABORTED
 from .stack_signal import StackOnSignal
 from .store_address import store_address
 from .topology import Topology

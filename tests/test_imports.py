@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,22 @@ def test_every_module_says_its_job_in_its_first_line() -> None:
             docstring = ast.get_docstring(ast.parse(path.read_text()))
             assert docstring, f"{path} has no docstring"
             assert path.read_text().startswith('"""'), f"{path} does not begin with its docstring"
+
+
+def unit(module: str) -> str:
+    """What counts as one in the order of folders: a folder without folders in it; elsewhere a module is for itself."""
+    path = ROOT.joinpath(*module.split(".")[1:])
+    path = path if path.is_dir() or path.with_suffix(".py").exists() else ROOT.joinpath(*module.split("."))
+    folder = path if path.is_dir() else path.parent
+    is_open = folder.parent == ROOT or any((inner / "__init__.py").exists() for inner in folder.iterdir())
+    return (path if is_open else folder).relative_to(ROOT).as_posix()
+
+
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for folder in MAY_IMPORT:
+        for path in sources(folder):
+            here = unit(".".join(["megascope", *path.relative_to(ROOT).with_suffix("").parts]))
+            needed = {unit(module) for module, top in imports(path) if top and module.startswith("megascope.")}
+            order.add(here, *(needed - {here}))
+    order.prepare()  # CycleError names the circle

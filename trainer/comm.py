@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..profiler.box import ABSENT_I16, ABSENT_I32
-from ..profiler.c10d_groups import ignore_group
+from ..profiler.box.box import ABSENT_I16, ABSENT_I32
+from ..profiler.c10d.groups import ignore_group
 from ..profiler.recorder import AnyRecorder
 from ..profiler.vocabulary import SegmentKind
 from .faults.alter import Call, altered

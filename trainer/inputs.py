@@ -7,7 +7,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from ..collectors.durable import make_folders
+from ..collectors.storage.durable import make_folders
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.opening import attempt_folder
 from .checkpoints.commit import check_model, read_commit

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..profiler.box import ABSENT_I16, ABSENT_I32
+from ..profiler.box.box import ABSENT_I16, ABSENT_I32
 from ..profiler.vocabulary import ActionKind
 from .comm import Funnel
 from .config import TrainConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..profiler.box import ABSENT_I16, ABSENT_I32
+from ..profiler.box.box import ABSENT_I16, ABSENT_I32
 from ..profiler.null import NullRecorder
 from ..profiler.recorder import Recorder
 from .faults.segments import KINDS

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from ..profiler.agent_process import serve_fallback
-from ..profiler.automatic import Automatic
+from ..profiler.automatic.automatic import Automatic
 from ..profiler.cadence import chosen as chosen_cadence
 from ..profiler.clock_exchange import join_exchange
 from ..profiler.errors import MegascopeError, UsageError

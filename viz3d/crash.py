@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .deaths import Death, Deaths, first_deaths, silent_hosts
 from .ends import Waiters
 from .evidence import death_evidence, gather_evidence, silent_evidence

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..collectors.clocks import NO_CLOCKS, Clocks, load_clocks
-from ..collectors.store import Attempt, Store
+from ..collectors.clocks.clocks import NO_CLOCKS, Clocks, load_clocks
+from ..collectors.reading.store import Attempt, Store
 from .actions import parse_actions
 
 SAME_LOOK_NS = 1_500_000_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import identifier, literal
 from ..collectors.verdicts import Evidence
-from ..collectors.views import identifier, literal
 from .deaths import Death, SilentHost
 from .mismatch import Root
 from .roots import group_name

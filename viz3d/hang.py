@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .collector import without_collector
 from .crash import Crash, judge_deaths
 from .deaths import gone_processes, load_deaths

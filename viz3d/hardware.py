@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..collectors.hardware.evidence import hardware_evidence
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .verdict import HangCulprit, HangVerdict
 
 MOST = 5

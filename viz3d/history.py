@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..collectors.store import Attempt, Store
-from ..collectors.views import literal
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import literal
 from .operations import sends
 from .states import Flight
 from .usual import Issued, UsualSteps

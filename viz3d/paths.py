@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..collectors.dumps import dumps_folder
+from ..collectors.incidents.dumps import dumps_folder
+from ..collectors.reading.store import Attempt, Store
 from ..collectors.storage.address import store_path
-from ..collectors.store import Attempt, Store
 from ..profiler.errors import MegascopeError, UsageError
 from .collector import without_collector
 from .dumps.facts import DumpFolder

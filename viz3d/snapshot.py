@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..collectors.clock_sql import CLOCK_PIECES, aligned_sql
-from ..collectors.clocks import Clocks, load_clocks
-from ..collectors.store import Attempt, Store
+from ..collectors.clocks.clocks import Clocks, load_clocks
+from ..collectors.reading.clock_sql import CLOCK_PIECES, aligned_sql
+from ..collectors.reading.store import Attempt, Store
 from .actions import parse_actions
 from .beats import COLUMNS, states_of
 from .states import Flight, RankState, Snapshot

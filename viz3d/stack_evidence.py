@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
+from ..collectors.reading.views import literal
 from ..collectors.verdicts import Evidence
-from ..collectors.views import literal
 from .actions import parse_actions
 from .verdict import HangVerdict
 

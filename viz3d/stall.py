@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.store import Attempt, Store
 from .actions import parse_actions
 from .patience import STUCK_S
 

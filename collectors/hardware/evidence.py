@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..store import Attempt, Store
+from ..reading.store import Attempt, Store
+from ..reading.views import literal
 from ..verdicts import Evidence
-from ..views import literal
 from .kernel_lines import EventKind
 from .rules import LIMITS, SERIOUS_PORT_ERRORS
 from .thinning import AGAIN_S

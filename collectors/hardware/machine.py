@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..reading.store import Store
 
 DMI = Path("/sys/class/dmi/id")
 SYSTEM_ID = Path("/etc/machine-id")

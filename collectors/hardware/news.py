@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 
-from ..alarm_rules import Alarm, named
-from ..store import Attempt, Store
+from ..alarms.rules import Alarm, named
+from ..reading.store import Attempt, Store
 
 RECENT_S = 3600.0
 """What is older is history, which `megascope health` has."""

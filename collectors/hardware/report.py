@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..clocks import load_clocks
-from ..store import Attempt, Store
+from ..clocks.clocks import load_clocks
+from ..reading.store import Attempt, Store
 from .events import AGAIN
 from .kernel_lines import EventKind, Severity
 from .rules import COMPARED, Remark, of_gpu, of_host, of_port, port_errors

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..store import Attempt, Store
+from ..reading.store import Attempt, Store
 from .throttling import HARD, THERMAL
 
 MOST_EVENTS = 100

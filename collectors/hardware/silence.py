@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median_high
 
-from ..clocks import NO_CLOCKS, Clocks
+from ..clocks.clocks import NO_CLOCKS, Clocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ...profiler.host import host_name
 from ..health import judged
-from ..outbox import Outbox, Whole
+from ..spool.outbox import Outbox, Whole
 from .asking import ANSWER_S, REST_S, START_S, Answer, Asker
 from .events import EventRows
 from .host import HostReader

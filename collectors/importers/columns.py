@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...profiler.topology import group_id, segment_id
 from ...profiler.vocabulary import Clock, SegmentKind
-from ..schema_types import FLIGHT, GROUP_PROGRESS
+from ..tables.schema_types import FLIGHT, GROUP_PROGRESS
 
 IntArray = npt.NDArray[np.int64]
 

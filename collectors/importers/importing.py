@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...profiler.errors import FormatError, MegascopeError, UsageError
-from .bytedance import ByteDanceTrace
+from .bytedance.bytedance import ByteDanceTrace
 from .hostile import plain_name
 from .imported import Format, Progress, Report, Source, no_progress
 from .intake import LONGEST_NAME, intake
-from .kineto import DEFAULT_DEPTH, KinetoTraces
+from .kineto.kineto import DEFAULT_DEPTH, KinetoTraces
 from .megatron_json import MegatronCurves
 from .megatron_log import MegatronLog
 from .recognise import format_of, recognise

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from ...profiler.errors import UsageError
 from ...profiler.topology import stable_id
 from ...profiler.vocabulary import Status
-from ..manifest import manifest_folder, manifest_folders, quote_name
-from ..marker import MARKER, write_marker
-from ..rollup import window_rows
-from ..schemas import RANKS_PER_BLOCK, TABLES, block_name
-from ..store import Store
-from ..writer import TableWriter, WriterHeldError
+from ..manifests.manifest import manifest_folder, manifest_folders, quote_name
+from ..manifests.marker import MARKER, write_marker
+from ..reading.store import Store
+from ..rollups.rollup import window_rows
+from ..tables.schemas import RANKS_PER_BLOCK, TABLES, block_name
+from ..writing.writer import TableWriter, WriterHeldError
 from .columns import ABSENT
 from .imported import Imported
 from .preview import clock_offsets

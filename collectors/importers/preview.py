@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..clock_update import ClockKeeper
-from ..manifest import FileEntry, Manifest, data_folder, manifest_folder, write_manifest
-from ..store import Store
-from ..writer import TableWriter
+from ..clocks.update import ClockKeeper
+from ..manifests.manifest import FileEntry, Manifest, data_folder, manifest_folder, write_manifest
+from ..reading.store import Store
+from ..writing.writer import TableWriter
 
 _FOLDER = "preview.tmp"
 """In the writer's own folder of manifests, which no reader looks into; a name that the next writer clears away."""

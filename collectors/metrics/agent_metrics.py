@@ -15,8 +15,8 @@ import psutil
 
 from ...profiler.host import host_name
 from ...profiler.opening import versions
-from ..quota import Quota
-from ..run_drain import RunDrain
+from ..drains.run import RunDrain
+from ..storage.quota import Quota
 from .address import MetricsAddress
 from .agent_families import AGENT_FAMILIES, MOST_RUNS
 from .attempt_watch import AttemptWatch

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..attempt_drain import AttemptDrain
-from ..event_rows import SpanArrays
-from ..incidents import IncidentKind
-from ..rank_drain import RankDrain
+from ..drains.attempt import AttemptDrain
+from ..incidents.incidents import IncidentKind
+from ..spool.event_rows import SpanArrays
+from ..spool.rank_drain import RankDrain
 from .agent_families import MOST_RANKS
 from .family import Samples
 from .hardware_gauges import HardwareGauges

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...profiler.vocabulary import STATUS_CODES, WAITING_KINDS, SegmentKind, Status
-from ..event_rows import SpanArrays
-from ..rows import Names
+from ..spool.event_rows import SpanArrays
+from ..spool.rows import Names
 
 WORK_KINDS = frozenset({SegmentKind.COMPUTE, SegmentKind.OPTIMIZER, SegmentKind.DATA, SegmentKind.GC})
 

@@ -10,8 +10,8 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 
 from ...profiler.errors import MegascopeError
-from ..clocks import load_clocks
-from ..store import Attempt, Store
+from ..clocks.clocks import load_clocks
+from ..reading.store import Attempt, Store
 from .sending import EndpointError, Sender
 from .traces import Traces
 

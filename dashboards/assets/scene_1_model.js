@@ -1,4 +1,4 @@
-// The 3D page's data (dashboards/scene_model.py): ranks with their places, states, operations in flight and waits.
+// The 3D page's data (dashboards/scene/model.py): ranks with their places, states, operations in flight and waits.
 "use strict";
 (function () {
   const M = window.megascope, NEAR = 8;

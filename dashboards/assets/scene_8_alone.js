@@ -1,4 +1,4 @@
-// The picture in a file of its own (dashboards/scene_page.py): no server, so what is chosen is kept in memory only.
+// The picture in a file of its own (dashboards/scene/page.py): no server, so what is chosen is kept in memory only.
 "use strict";
 (function () {
   const M = window.megascope, holder = document.getElementById("alone"), source = document.getElementById("model");

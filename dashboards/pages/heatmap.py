@@ -6,12 +6,12 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ...heatmap.matrix import Matrix
 from ..absence import pruned_texts
 from ..components import Awaited, Rendered, controls, data, field, hint, number, select, table, widget
-from ..heat_bins import bin_size
-from ..heat_data import (
+from ..heat.bins import bin_size
+from ..heat.data import (
     SLOW_RATIO,
     HeatChoice,
     choose,
@@ -23,10 +23,10 @@ from ..heat_data import (
     worst_cells,
     worst_ranks,
 )
-from ..heat_export import heat_sql
-from ..heat_rows import ORDERS, groups_of
-from ..heat_segments import SlowestRank, glance_at
-from ..heat_transfers import TRANSFER
+from ..heat.export import heat_sql
+from ..heat.rows import ORDERS, groups_of
+from ..heat.segments import SlowestRank, glance_at
+from ..heat.transfers import TRANSFER
 from ..shell import job_controls
 from ..verdicts import FIRST_WAIT_S, marks_of, peer_axis, stragglers_of, verdict_banners
 from ..view import METRICS, OVER, SHAPES, SHOWN, View, moment_text, ranks_text

@@ -8,7 +8,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ..components import Rendered, banner, facts, hint, number, table, utc
 from ..incident_data import RECOVERY, TIMES, Told, incidents_of_run
 from ..shell import job_controls

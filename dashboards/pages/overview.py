@@ -8,7 +8,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from ...collectors.overhead import RecordingOverhead, recording_overhead
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ...heatmap.verdict import describe
 from ..absence import pruned_texts
 from ..components import Rendered, facts, hint, milliseconds, number, table, utc, widget

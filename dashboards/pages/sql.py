@@ -8,8 +8,8 @@ import pyarrow as pa
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from ...collectors.schemas import TABLES
-from ...collectors.sql import SqlLimits, run_sql
+from ...collectors.reading.sql import SqlLimits, run_sql
+from ...collectors.tables.schemas import TABLES
 from ...profiler.errors import MegascopeError
 from ..components import Rendered, banner, controls, hint, number, select, table
 from ..shell import job_controls

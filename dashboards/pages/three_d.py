@@ -5,9 +5,9 @@ from __future__ import annotations
 from dash import html
 from dash.development.base_component import Component
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ..components import Rendered, controls, data, select, utc
-from ..scene_data import JUDGED_WITHIN_S, incidents_of, moment_before_end, scene_of, snapshot_of
+from ..scene.data import JUDGED_WITHIN_S, incidents_of, moment_before_end, scene_of, snapshot_of
 from ..shell import job_controls
 from ..verdicts import hang_of, straggler_banner, verdict_banner
 from ..view import View

@@ -7,17 +7,17 @@ import json
 from dash import html
 from dash.development.base_component import Component
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ...profiler.errors import MegascopeError
 from ..absence import pruned_texts
 from ..components import Rendered, controls, data, field, hint, select, utc, widget
 from ..moments import step_moments
 from ..perfetto import perfetto_folder
 from ..shell import job_controls
-from ..span_beside import beside_of
-from ..span_choice import ALONE, EVERYONE, NEAREST_RANKS, SpanChoice, choose_spans
-from ..span_stamp import has_spans, spans_stamp
-from ..span_steps import step_bounds
+from ..spans.beside import beside_of
+from ..spans.choice import ALONE, EVERYONE, NEAREST_RANKS, SpanChoice, choose_spans
+from ..spans.stamp import has_spans, spans_stamp
+from ..spans.steps import step_bounds
 from ..verdicts import verdict_banners
 from ..view import View, moment_text, ranks_text
 from ..workbench import Workbench

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...collectors.verdicts import Abstention
 from ..causes import MAIN_SEGMENT_SHARE
+from ..estimate import estimate, ratio_of
 from ..mfu.growth import Growth, PartKind, explain
 from ..mfu.lives import Life
 from .compare import (
@@ -25,7 +26,6 @@ from .compare import (
     rank_changes,
     stage_changes,
 )
-from .estimate import estimate, ratio_of
 from .evidence import gather
 from .result import Against, Change, Place, Slower, Verdict
 from .sides import Loaded, differences, load_side, other_work, same_ranks, same_step, same_work

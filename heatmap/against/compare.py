@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cells import SegmentCells
+from ..estimate import Estimate, estimate, normal_reach, ratio_of
 from ..peers import FloatArray, IntArray
-from .estimate import Estimate, estimate, normal_reach, ratio_of
 from .result import Change, Place, Slower
 from .sides import Loaded, median_over, same_ranks
 

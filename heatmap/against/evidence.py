@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Evidence
-from ...collectors.views import literal
 from ..asking import ask
 from ..source import Source
 from .result import Place, Slower

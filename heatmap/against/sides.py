@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..mfu.lives import Life, load_life
 from ..observations import MAIN_KINDS, Observations, observe
 from ..peers import FloatArray, row_median

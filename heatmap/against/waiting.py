@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Evidence
-from ...collectors.views import literal
 from ..network.operations import SENDER, USABLE
 from ..source import Source
 from .result import Place, Slower, Waited

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...collectors.store import Store
+from ...collectors.reading.store import Store
 from ...collectors.verdicts import Abstention
 from ...profiler.errors import MegascopeError
 from ..mfu.parts import BoolArray

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from ...collectors.attempts import UNDATED_NS
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.attempts import UNDATED_NS
+from ...collectors.reading.store import Attempt, Store
 from ..mfu.parts import BoolArray
 from ..mfu.steps import StepSeries, load_series
 from ..peers import FloatArray

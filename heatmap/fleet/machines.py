@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...collectors.hardware.machine import Basis, same_machines
-from ...collectors.store import Store
+from ...collectors.reading.store import Store
 
 Place = tuple[str, str, int, str]
 """Store, run, attempt and host."""

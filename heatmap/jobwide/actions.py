@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ...collectors.store import Attempt, Store
-from ...collectors.views import literal
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...profiler.vocabulary import ActionKind
 from ..cells import NS_PER_MS
 from ..clocks import RankClocks

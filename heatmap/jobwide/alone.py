@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Evidence
-from ...collectors.views import literal
 from ...profiler.vocabulary import SegmentKind
 from ..asking import ask
 from ..cells import NS_PER_MS, SegmentCells, total_work

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
-from ...collectors.views import literal
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ..asking import ask
 from ..observations import Observations
 from ..peers import column_median

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.windows import WINDOW_STEPS
+from ...collectors.rollups.windows import WINDOW_STEPS
 from ..cells import SegmentCells
 from ..detect import BoolArray
 from ..observations import Observations

@@ -10,8 +10,8 @@ from collections import Counter
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
-from ...collectors.views import literal
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...profiler.vocabulary import SegmentKind
 from ..asking import ask
 from ..cells import SegmentCells

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import identifier, literal
 from ...collectors.verdicts import Evidence
-from ...collectors.views import identifier, literal
 from ..asking import ask
 from ..detect import BoolArray
 from ..observations import Observations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..observations import Observations
 from ..verdict import Findings
 from .barrier import find_barrier

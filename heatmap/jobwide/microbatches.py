@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
 from ..cells import NS_PER_MS
 from ..observations import Observations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
 from ..asking import ask
 from ..cells import SegmentCells

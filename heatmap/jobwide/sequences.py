@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..observations import Observations
 from ..peers import FloatArray, column_median
 from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..detect import MAD_TO_SIGMA
 from ..observations import Observations
 from ..peers import FloatArray, row_median

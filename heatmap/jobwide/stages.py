@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..detect import MAD_TO_SIGMA, Raised
 from ..hosts import hosts_of_stages
 from ..observations import Observations

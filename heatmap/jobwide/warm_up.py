@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.schemas import RANKS_PER_BLOCK
-from ...collectors.store import Attempt, Store
-from ...collectors.views import literal
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
+from ...collectors.tables.schemas import RANKS_PER_BLOCK
 from ..asking import ask
 from ..observations import Observations
 from ..peers import FloatArray, IntArray

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Abstention, Evidence
-from ...collectors.views import literal
 from ...profiler.errors import MegascopeError
 from ..stragglers import find_stragglers
 from ..verdict import Outcome

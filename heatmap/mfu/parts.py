@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...profiler.vocabulary import WAITING_KINDS, SegmentKind
 from ..cells import SegmentCells, load_cells, pivot
 from ..matrix import load_placement

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...collectors.attempts import UNDATED_NS
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.attempts import UNDATED_NS
+from ...collectors.reading.store import Attempt, Store
 from ..cells import NS_PER_MS
 from ..peers import FloatArray, IntArray
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..against.estimate import normal_reach
+from ..estimate import normal_reach
 from ..peers import FloatArray, IntArray
 from .growth import LONG_STEP
 

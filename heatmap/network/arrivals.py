@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...collectors.clocks import load_clocks
-from ...collectors.store import Attempt, Store
+from ...collectors.clocks.clocks import load_clocks
+from ...collectors.reading.store import Attempt, Store
 from ..peers import FloatArray, IntArray
 from .operations import NAME, SENDER, USABLE, load_groups
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...collectors.verdicts import Abstention
 from ..detect import Raised
 from ..observations import Observations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Evidence
-from ...collectors.views import literal
 from ..asking import ask
 from ..verdict import CulpritKind
 from .channels import Channels

@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Abstention, Evidence
-from ...collectors.views import literal
 from ...profiler.vocabulary import SegmentKind
 from ..asking import ask
 from ..cells import NS_PER_MS, SegmentCells

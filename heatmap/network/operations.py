@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..cells import NS_PER_MS
 from ..peers import IntArray, Placement
 from .channels import Channels, crosses_hosts, host_numbers, none_of, stays_inside

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.reading.views import literal
 from ...collectors.verdicts import Evidence
-from ...collectors.views import literal
 from ..asking import ask
 from ..detect import Raised
 from ..observations import MAIN_KINDS, Observations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...collectors.verdicts import Abstention, Evidence
 from ..asking import ask
 from ..detect import Noise, find_raised, measure_noise

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ..observations import Observations
 from ..source import Source
+from ..waited_row import WaitedBasis, WaitedFor
 from .arrivals import Arrivals, last_arrivals, load_arrivals
 from .frontier import find_frontiers, frontier_blame
 from .origins import origins
-from .waited_row import WaitedBasis, WaitedFor
 
 MOST_ROWS = 5
 MOST_SPANS = 40_000

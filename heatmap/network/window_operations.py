@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
 from ..cells import NS_PER_MS
 from ..peers import STAGE_AXIS, FloatArray, IntArray, Placement

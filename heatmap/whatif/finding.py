@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...collectors.verdicts import Abstention
 from ..observations import Observations
 from ..peers import IntArray, Placement

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ..peers import STAGE_AXIS, IntArray, Placement
 from .reasons import CannotReplayError
 

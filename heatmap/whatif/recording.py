@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ...profiler.vocabulary import WAITING_KINDS, SegmentKind
 from ..peers import FloatArray, IntArray, Placement
 from .places import Places, find_places

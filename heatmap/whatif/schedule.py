@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 from ...profiler.vocabulary import ActionKind
 from .program import Node
 from .reasons import CannotReplayError

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ...collectors.store import Attempt
+from ...collectors.reading.store import Attempt
 
 
 class Tables(Protocol):

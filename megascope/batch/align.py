@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..collectors.clock_alignment import align_hosts
-from ..collectors.clock_pairs import Ends
-from ..collectors.clock_samples import OPERATIONS_PER_STEP, SharedGroups, find_shared_groups, read_step_times
-from ..collectors.clock_update import Window, offset_rows, windows_of
-from ..collectors.store import Attempt
+from ..collectors.clocks.alignment import align_hosts
+from ..collectors.clocks.pairs import Ends
+from ..collectors.clocks.samples import OPERATIONS_PER_STEP, SharedGroups, find_shared_groups, read_step_times
+from ..collectors.clocks.update import Window, offset_rows, windows_of
+from ..collectors.reading.store import Attempt
 from .engines import Engine, Question
 from .folders import new_folder
 from .scope import Scope

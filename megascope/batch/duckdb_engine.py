@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..collectors.durable import sync_folder
-from ..collectors.evolution import literal
-from ..collectors.store import Attempt
+from ..collectors.reading.evolution import literal
+from ..collectors.reading.store import Attempt
+from ..collectors.storage.durable import sync_folder
 from .dialects import Dialect, translate
 from .engines import Piece, Question
 from .folders import new_folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.histogram import BINS_PER_E
+from ..collectors.rollups.histogram import BINS_PER_E
 from ..heatmap.peers import FloatArray
 from ..profiler.vocabulary import WAITING_KINDS, SegmentKind
 from .engines import Question

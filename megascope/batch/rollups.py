@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..collectors.histogram import BINS_PER_E
-from ..collectors.store import Attempt
-from ..collectors.windows import WINDOW_STEPS
+from ..collectors.reading.store import Attempt
+from ..collectors.rollups.histogram import BINS_PER_E
+from ..collectors.rollups.windows import WINDOW_STEPS
 from .engines import Engine, Question
 from .scope import Scope
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..collectors.evolution import literal
-from ..collectors.store import Attempt, Store
+from ..collectors.reading.evolution import literal
+from ..collectors.reading.store import Attempt, Store
 from ..profiler.errors import MegascopeError
 
 FAR = 2**62

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..collectors.schemas import TABLES
 from ..collectors.storage.object_path import ObjectPath
+from ..collectors.tables.schemas import TABLES
 from ..profiler.errors import MegascopeError, UsageError
 from .dialects import Dialect, translate
 from .engines import Piece, Question

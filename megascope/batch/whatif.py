@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..collectors.duck import connect, plain_integers
-from ..collectors.store import Attempt
+from ..collectors.reading.duck import connect, plain_integers
+from ..collectors.reading.store import Attempt
 from ..heatmap.peers import Placement
 from ..heatmap.whatif.finding import find_whatif
 from ..heatmap.whatif.reasons import CannotReplayError

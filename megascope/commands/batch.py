@@ -63,7 +63,7 @@ def batch(
     from ..batch.engines import EngineName, open_engine  # noqa: PLC0415
     from ..batch.report import render  # noqa: PLC0415
     from ..batch.scope import find_scope  # noqa: PLC0415
-    from ..collectors.store import Store  # noqa: PLC0415
+    from ..collectors.reading.store import Store  # noqa: PLC0415
 
     _check(job, before, after, stretch, out)
     opened = Store(store)

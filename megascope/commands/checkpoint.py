@@ -149,7 +149,7 @@ def _need_libraries() -> None:
 def _listing_table(listing: Listing) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
-    from ..collectors.quota import size_text  # noqa: PLC0415
+    from ..collectors.storage.quota import size_text  # noqa: PLC0415
 
     table = Table(title=f"Checkpoints in {listing.folder}", title_justify="left")
     for column in ("Step", "Written, UTC", "Layout", "Ranks", "On disk", "Restores", "Builds upon"):
@@ -177,7 +177,7 @@ def _listing_table(listing: Listing) -> Table:
 def _verified_table(verified: list[Verified]) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
-    from ..collectors.quota import size_text  # noqa: PLC0415
+    from ..collectors.storage.quota import size_text  # noqa: PLC0415
 
     table = Table(title="Checkpoints, block by block", title_justify="left")
     table.add_column("Step", justify="right")

@@ -53,7 +53,7 @@ def collect(
 
     Example: megascope collect --store /data/store
     """
-    from ..collectors.agent import AgentSettings, run_agent  # noqa: PLC0415
+    from ..collectors.agent.agent import AgentSettings, run_agent  # noqa: PLC0415
     from ..collectors.metrics.address import metrics_address  # noqa: PLC0415
 
     stall_s = stall if stall is not None else _stall_of_environment()

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from ..profiler.errors import MegascopeError, UsageError
 
 if TYPE_CHECKING:
-    from ..collectors.store import Attempt, Store
+    from ..collectors.reading.store import Attempt, Store
 
 MAX_RANKS = 1_000_000
 
@@ -34,8 +34,8 @@ def open_attempt(
     path: Path, run: str | None, attempt: int | None, open_store: Callable[[Path], Store] | None = None
 ) -> tuple[Store, Attempt]:
     """Open a store and choose an attempt; what was pruned of it is said on stderr."""
-    from ..collectors.retention import pruned_sentence  # noqa: PLC0415
-    from ..collectors.store import Store  # noqa: PLC0415
+    from ..collectors.reading.store import Store  # noqa: PLC0415
+    from ..collectors.upkeep.retention import pruned_sentence  # noqa: PLC0415
 
     store = (open_store or Store)(path)
     chosen = store.attempt(run, attempt)
@@ -74,7 +74,7 @@ def choose_steps(
     chosen = parse_steps(steps)
     if since is None and until is None:
         return chosen
-    from ..collectors.attempts import UNDATED_NS  # noqa: PLC0415
+    from ..collectors.reading.attempts import UNDATED_NS  # noqa: PLC0415
 
     if attempt.start_ns is not None and attempt.start_ns < UNDATED_NS:
         raise MegascopeError(

@@ -26,7 +26,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..collectors.store import Attempt, Store
+    from ..collectors.reading.store import Attempt, Store
 
 
 def mfu(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..profiler.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..collectors.store import Attempt, Store
+    from ..collectors.reading.store import Attempt, Store
 
 
 def find_other(text: str, store: Store) -> tuple[Store, Attempt]:
@@ -15,8 +15,8 @@ def find_other(text: str, store: Store) -> tuple[Store, Attempt]:
 
     Raises UsageError for what is neither.
     """
+    from ..collectors.reading.store import Store as Opened  # noqa: PLC0415
     from ..collectors.storage.address import store_path  # noqa: PLC0415
-    from ..collectors.store import Store as Opened  # noqa: PLC0415
 
     attempts = _of_run(text, store)
     if attempts is not None:

@@ -15,7 +15,7 @@ from .common import Json, StorePath, print_json, print_report, progress_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..collectors.upkeep import UpkeepReport
+    from ..collectors.upkeep.upkeep import UpkeepReport
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -56,9 +56,9 @@ def prune(
 
     Example: megascope prune /data/store --older-than 7d --max-size 500GB
     """
-    from ..collectors.retention_plan import Retention  # noqa: PLC0415
     from ..collectors.storage.address import store_path  # noqa: PLC0415
-    from ..collectors.upkeep import upkeep  # noqa: PLC0415
+    from ..collectors.upkeep.retention_plan import Retention  # noqa: PLC0415
+    from ..collectors.upkeep.upkeep import upkeep  # noqa: PLC0415
 
     store = store_path(store)
     if not store.is_dir():
@@ -102,7 +102,7 @@ def parse_size(option: str, text: str | None) -> int | None:
 def _table(report: UpkeepReport) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
-    from ..collectors.quota import size_text  # noqa: PLC0415
+    from ..collectors.storage.quota import size_text  # noqa: PLC0415
 
     table = Table(title=f"{report.root}: {size_text(report.size_bytes)}", title_justify="left")
     for column in ("What", "Files", "Rows", "Size", "Until step"):

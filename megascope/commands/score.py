@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 from .common import Json, print_json, print_report, progress_of
 
 if TYPE_CHECKING:
-    from ..scoring import Score
+    from ..scoring.scoring import Score
 
 POSITIVE = Number(gte=1)
 
@@ -58,9 +58,9 @@ def score(
 
     Example: megascope score --ranks 512 --trials 48 --kinds slow-gpu,slow-host,healthy
     """
-    from ..score_kinds import SeedSet  # noqa: PLC0415
-    from ..scoring import as_json, outcomes_json  # noqa: PLC0415
-    from ..scoring import score as run_campaign  # noqa: PLC0415
+    from ..scoring.kinds import SeedSet  # noqa: PLC0415
+    from ..scoring.scoring import as_json, outcomes_json  # noqa: PLC0415
+    from ..scoring.scoring import score as run_campaign  # noqa: PLC0415
 
     with progress_of("simulating and judging") as progress:
         result = run_campaign(
@@ -87,8 +87,8 @@ def render(result: Score) -> Any:
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from ..score_claims import Answer  # noqa: PLC0415
-    from ..scoring import describe  # noqa: PLC0415
+    from ..scoring.claims import Answer  # noqa: PLC0415
+    from ..scoring.scoring import describe  # noqa: PLC0415
 
     table = Table(
         title=f"{result.trials} jobs of {result.ranks} ranks, seed set {result.seeds}, {result.seconds:.0f} s"

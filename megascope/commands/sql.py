@@ -31,7 +31,7 @@ def sql(
 
     Example: megascope sql runs/demo/store "select rank, avg(duration_ns) from spans where segment_name = 'forward' group by rank"
     """  # noqa: E501  (an example is one line, to be pasted)
-    from ..collectors.sql import SqlLimits, run_sql  # noqa: PLC0415
+    from ..collectors.reading.sql import SqlLimits, run_sql  # noqa: PLC0415
 
     if json and as_csv:
         raise UsageError("--json and --csv exclude each other: give one of them.")

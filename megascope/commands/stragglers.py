@@ -27,7 +27,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..collectors.store import Attempt, Store
+    from ..collectors.reading.store import Attempt, Store
 
 
 def stragglers(
@@ -146,7 +146,7 @@ def _only_stores(
 
 
 def _fleet(paths: list[Path], *, json: bool) -> int:
-    from ..collectors.store import Store as Opened  # noqa: PLC0415
+    from ..collectors.reading.store import Store as Opened  # noqa: PLC0415
     from ..heatmap.fleet.analysis import find_offenders  # noqa: PLC0415
     from ..heatmap.fleet.report import render  # noqa: PLC0415
     from ..heatmap.fleet.result import to_json  # noqa: PLC0415

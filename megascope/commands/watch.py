@@ -41,7 +41,7 @@ def watch(
 
     Example: megascope watch /data/store --alarm-command 'mail -s megascope oncall@example.com'
     """
-    from ..collectors.alarms import AlarmSettings, Silence, checked_webhook  # noqa: PLC0415
+    from ..collectors.alarms.alarms import AlarmSettings, Silence, checked_webhook  # noqa: PLC0415
     from ..collectors.storage.address import store_path  # noqa: PLC0415
     from ..watching import Watch  # noqa: PLC0415
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..profiler.box import BoxLayout
+from ..profiler.box.box import BoxLayout
 from . import control_groups
 from .finding import Answer, advice, not_checked, ok, problem
 from .machine import USUAL_RANKS, Machine

@@ -6,8 +6,8 @@ import difflib
 import shlex
 import socket
 
-from ..profiler.automatic import VARIABLE as AUTOMATIC
-from ..profiler.automatic import choose
+from ..profiler.automatic.automatic import VARIABLE as AUTOMATIC
+from ..profiler.automatic.automatic import choose
 from ..profiler.cadence import SAMPLE_VARIABLE, SHADOW_VARIABLE
 from ..profiler.errors import UsageError
 from ..profiler.host import HOST_VARIABLE
@@ -63,7 +63,7 @@ def recording(machine: Machine) -> Answer:
 
 def alarms(machine: Machine) -> Answer:
     """Whether somebody is told of a hang, and whether the settings can be read. Nothing is sent."""
-    from ..collectors.alarm_rules import AlarmSettings  # noqa: PLC0415
+    from ..collectors.alarms.rules import AlarmSettings  # noqa: PLC0415
 
     looked_at = "MEGASCOPE_ALARM_COMMAND, _WEBHOOK, _SILENCE, _WINDOW_S"
     try:

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ..profiler.box import BoxLayout
+from ..profiler.box.box import BoxLayout
 from ..profiler.opening import MIN_RING_RECORDS, SPOOL_VARIABLE
 from .finding import Answer, advice, not_checked, ok, problem
 from .machine import Machine, nearest_folder
@@ -64,7 +64,7 @@ def room(machine: Machine) -> Answer:
 
 def agent(machine: Machine) -> Answer:
     """Whether an agent serves the spool, and whether records wait there for one."""
-    from ..collectors.agent_spool import boxes  # noqa: PLC0415
+    from ..collectors.spool.spool import boxes  # noqa: PLC0415
 
     folder = machine.spool_of(machine.store)
     looked_at = f"{folder} and /proc/locks"

@@ -29,7 +29,7 @@ def place(machine: Machine) -> Answer:
     seen = "no store yet: the first job makes it"
     try:
         if there == store and any(store.iterdir()):
-            from ..collectors.store_root import find_store  # noqa: PLC0415
+            from ..collectors.reading.root import find_store  # noqa: PLC0415
 
             find_store(store)
             seen = "it is one"
@@ -64,7 +64,7 @@ def room(machine: Machine) -> Answer:
 
 def size(machine: Machine) -> Answer:
     """Whether the store is near its quota, beyond which agents drop spans."""
-    from ..collectors.quota import NO_LIMIT, default_quota, folder_bytes  # noqa: PLC0415
+    from ..collectors.storage.quota import NO_LIMIT, default_quota, folder_bytes  # noqa: PLC0415
 
     looked_at = f"all files of {_named(machine)}, and the quota that agents take by default"
     if store_url(machine.store) is not None:
@@ -81,7 +81,7 @@ def size(machine: Machine) -> Answer:
 
 def shared(machine: Machine) -> Answer:
     """Whether all hosts of the job would write to one store."""
-    from ..collectors.mounts import LOCAL  # noqa: PLC0415
+    from ..collectors.storage.mounts import LOCAL  # noqa: PLC0415
 
     looked_at = f"the file system of {_named(machine)}, and the launcher's environment"
     if store_url(machine.store) is not None:
@@ -98,7 +98,7 @@ def shared(machine: Machine) -> Answer:
 
 def _of_objects(machine: Machine, looked_at: str) -> Answer:
     """An object store is asked once whether it holds a store; nothing is put there."""
-    from ..collectors.marker import check_marker  # noqa: PLC0415
+    from ..collectors.manifests.marker import check_marker  # noqa: PLC0415
     from ..collectors.storage.address import store_path  # noqa: PLC0415
 
     try:

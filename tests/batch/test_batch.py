@@ -18,9 +18,9 @@ from megascope.batch.places import load_places
 from megascope.batch.rollups import find_rollups, rebuilt
 from megascope.batch.scope import find_scope
 from megascope.cli import main
-from megascope.collectors.rollup import from_arrow, to_arrow
-from megascope.collectors.store import Store
-from megascope.collectors.windows import add_up
+from megascope.collectors.reading.store import Store
+from megascope.collectors.rollups.rollup import from_arrow, to_arrow
+from megascope.collectors.rollups.windows import add_up
 from megascope.profiler.errors import MegascopeError
 
 

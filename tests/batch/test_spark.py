@@ -18,8 +18,8 @@ from megascope.batch.duckdb_engine import DuckDBEngine
 from megascope.batch.scope import Scope, find_scope
 from megascope.batch.spark_engine import SparkEngine, _said
 from megascope.cli import main
+from megascope.collectors.reading.store import Store
 from megascope.collectors.storage.address import store_path
-from megascope.collectors.store import Store
 from megascope.collectors.verdicts import to_json
 from megascope.profiler.errors import UsageError
 from support.spark_answers import answers

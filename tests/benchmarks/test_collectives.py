@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import collectives
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
 from support.forkrun import run_ranks
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.commands.other_run import find_other
 from megascope.profiler.errors import UsageError
 from megascope.trainer.simulator.faults import parse_fault

@@ -10,8 +10,8 @@ import pytest
 
 from conftest import DEMO_STEPS, Demo
 from megascope.cli import main
-from megascope.collectors.schemas import TABLES
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
+from megascope.collectors.tables.schemas import TABLES
 from support.commands import interrupt, relatives, started, wait_for
 from support.rollup_checks import check_rollups
 

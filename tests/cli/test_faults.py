@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from support.commands import finished, interrupt, started, wait_for
 
 pytestmark = pytest.mark.alone

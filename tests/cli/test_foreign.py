@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.heatmap.matrix import segment_matrix
 from megascope.profiler.work_clock import WorkClock
 from support.commands import environment, relatives, wait_for

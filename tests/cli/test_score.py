@@ -9,21 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from megascope import score_runs
 from megascope.cli import main
-from megascope.collectors.clocks import load_clocks
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.clocks.clocks import load_clocks
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import StragglerVerdict
 from megascope.profiler.errors import UsageError
-from megascope.score_claims import Answer, Claim, Comparison, Truth, answer_of_hang, compare_claims
-from megascope.score_kinds import FLEET_MAGNITUDES, HEALTHY, KINDS, MAGNITUDES, VARIANTS, SeedSet
-from megascope.score_runs import Outcome, run_trial, run_trials
-from megascope.score_trials import MOST_SLOW_GPUS, STEPS, Trial, plan_trials
-from megascope.scoring import Score, add_up
+from megascope.scoring import runs as score_runs
+from megascope.scoring.claims import Answer, Claim, Comparison, Truth, answer_of_hang, compare_claims
+from megascope.scoring.kinds import FLEET_MAGNITUDES, HEALTHY, KINDS, MAGNITUDES, VARIANTS, SeedSet
+from megascope.scoring.runs import Outcome, run_trial, run_trials
+from megascope.scoring.scoring import Score, add_up
+from megascope.scoring.trials import MOST_SLOW_GPUS, STEPS, Trial, plan_trials
 from megascope.trainer.simulator.fault_effects import check_fault
 from megascope.trainer.simulator.faults import SLOW_KINDS, FaultKind, parse_fault
-from megascope.trainer.simulator.hangs import hang_scene
+from megascope.trainer.simulator.hangs.hangs import hang_scene
 from megascope.trainer.simulator.noise import Silence
 from megascope.viz3d.verdict import CulpritKind, HangCulprit, HangVerdict, State
 from support.deadly_noise import DeadlyNoise

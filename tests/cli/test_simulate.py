@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.commands.simulate import parse_spans
 from megascope.profiler.errors import UsageError
 

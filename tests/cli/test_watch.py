@@ -15,9 +15,9 @@ import pytest
 
 from megascope import watching
 from megascope.cli import main
-from megascope.collectors.alarm_memory import FOLDER, AlarmMemory
-from megascope.collectors.alarms import Alarm, AlarmSettings
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.alarms.alarms import Alarm, AlarmSettings
+from megascope.collectors.alarms.memory import FOLDER, AlarmMemory
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
 from megascope.viz3d.states import Snapshot
@@ -265,7 +265,7 @@ def test_what_one_host_judged_is_judged_for_all(tmp_path: Path, stuck_scene: Sce
 def test_it_tells_of_alarms_that_their_agent_left(
     tmp_path: Path, stuck_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megascope.collectors.alarms.LEFT_AFTER_S", 0.0)
+    monkeypatch.setattr("megascope.collectors.alarms.alarms.LEFT_AFTER_S", 0.0)
     store, out = tmp_path / "store", tmp_path / "out"
     write_scene(store, looks(stuck_scene))
     alarm = Alarm("rank-died", "high", "job", 0, (3,), ("a",), "Rank 3 is gone.", 1, fate="ended")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import MegascopeError
 from support.commands import MEGASCOPE, environment, started, wait_for
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.agent import Agent, AgentSettings
-from megascope.collectors.writer import TableWriter
-from megascope.profiler.box import BoxLayout
+from megascope.collectors.agent.agent import Agent, AgentSettings
+from megascope.collectors.writing.writer import TableWriter
+from megascope.profiler.box.box import BoxLayout
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from support.processes import Processes

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors import rank_metadata, writer
-from megascope.collectors.agent import Agent, AgentSettings, run_agent
-from megascope.collectors.attempt_drain import AttemptDrain
-from megascope.collectors.store import Store
-from megascope.profiler.box import RECORD_BYTES
+from megascope.collectors.agent.agent import Agent, AgentSettings, run_agent
+from megascope.collectors.drains.attempt import AttemptDrain
+from megascope.collectors.reading.store import Store
+from megascope.collectors.spool import rank_metadata
+from megascope.collectors.writing import writer
+from megascope.profiler.box.box import RECORD_BYTES
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology, group_id
@@ -123,7 +124,7 @@ def test_spans_that_were_overwritten_are_counted(recorder: Open, agent: Callable
 def test_a_stall_is_an_incident_with_two_snapshots_until_it_moves_again(
     recorder: Open, agent: Callable[..., Agent], store_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megascope.collectors.attempt_drain.SNAPSHOT_GAP_S", 0.2)
+    monkeypatch.setattr("megascope.collectors.drains.attempt.SNAPSHOT_GAP_S", 0.2)
     ranks = [recorder(rank=rank, world_size=2) for rank in range(2)]
     watcher = agent(stall_s=0.3)
     for step in range(3, 8):  # a job that is past its warm-up: one that starts gets more time
@@ -237,7 +238,7 @@ def test_a_store_that_cannot_be_made_yet_is_waited_for(
 def test_memory_stays_bounded_while_the_store_is_away(
     recorder: Open, agent: Callable[..., Agent], store_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megascope.collectors.run_drain.MOST_PENDING_SPANS", 50)
+    monkeypatch.setattr("megascope.collectors.drains.run.MOST_PENDING_SPANS", 50)
     rank = recorder(records=4096)
     watcher = agent()
     watcher.poll(flush=True)
@@ -258,7 +259,7 @@ def test_a_backlog_is_taken_in_pieces(
     recorder: Open, agent: Callable[..., Agent], store_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ranks left while no agent ran is more than one poll may take into memory: every rank has its share."""
-    monkeypatch.setattr("megascope.collectors.run_drain.MOST_SPANS_AT_ONCE", 50)
+    monkeypatch.setattr("megascope.collectors.drains.run.MOST_SPANS_AT_ONCE", 50)
     ranks = [recorder(rank=rank, world_size=2) for rank in range(2)]
     for number in range(200):
         collective(ranks[0], number + 1)
@@ -283,7 +284,7 @@ def test_strangers_in_the_spool_harm_nothing(
     recorder: Open, agent: Callable[..., Agent], spool: Path, store_root: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("megascope.collectors.attempt_drain._UNREADABLE_AFTER_NS", 0)
+    monkeypatch.setattr("megascope.collectors.drains.attempt._UNREADABLE_AFTER_NS", 0)
     rank = recorder()
     folder = spool / "run" / "0"
     (folder / "rank-00001.box").write_bytes(b"no box")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.cli import main
-from megascope.collectors.agent import Agent, AgentSettings
+from megascope.collectors.agent.agent import Agent, AgentSettings
 from megascope.collectors.metrics import agent_metrics, attempt_watch, endpoint, hardware_gauges
 from megascope.collectors.metrics.address import MetricsAddress, metrics_address
 from megascope.collectors.metrics.agent_families import AGENT_FAMILIES, MOST_RUNS
@@ -28,7 +28,7 @@ from megascope.collectors.metrics.hardware_gauges import MOST_DEVICES, STALE_S, 
 from megascope.collectors.metrics.job_totals import JobTotals
 from megascope.collectors.metrics.rank_totals import RankTotals
 from megascope.collectors.metrics.straggling import COMPARED_STEPS, straggler_ratios
-from megascope.collectors.quota import Quota
+from megascope.collectors.storage.quota import Quota
 from megascope.profiler.errors import UsageError
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology
@@ -424,7 +424,7 @@ def test_nobody_is_shown_an_agent_that_only_compacts(tmp_path: Path, monkeypatch
         ports.append(agent._metrics.port)
 
     assert port_of(agent)
-    monkeypatch.setattr("megascope.collectors.agent.compact_if_alone", compact)
+    monkeypatch.setattr("megascope.collectors.agent.agent.compact_if_alone", compact)
     agent.run()
     agent.close()
     assert ports == [None]

@@ -18,10 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from megascope.collectors import alarm_targets, alarms
-from megascope.collectors.alarm_delivery import Told
-from megascope.collectors.alarm_memory import AlarmMemory
-from megascope.collectors.alarms import Alarm, AlarmHook, AlarmSettings, Silence
+from megascope.collectors.alarms import alarms
+from megascope.collectors.alarms import targets as alarm_targets
+from megascope.collectors.alarms.alarms import Alarm, AlarmHook, AlarmSettings, Silence
+from megascope.collectors.alarms.delivery import Told
+from megascope.collectors.alarms.memory import AlarmMemory
 from megascope.profiler.errors import UsageError
 from support.commands import wait_for
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.collectors import attempt_drain
-from megascope.collectors.agent import Agent
-from megascope.collectors.store import Store
-from megascope.profiler.box import RECORD, RECORD_BYTES, BoxReader
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.drains import attempt as attempt_drain
+from megascope.collectors.reading.store import Store
+from megascope.profiler.box.box import RECORD, RECORD_BYTES, BoxReader
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology
 from support.collecting import collective, drain_all, read_table

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors.clock_alignment import Alignment, align_hosts
-from megascope.collectors.clock_pairs import Ends, Side, pair_up
+from megascope.collectors.clocks.alignment import Alignment, align_hosts
+from megascope.collectors.clocks.pairs import Ends, Side, pair_up
 from support.clock_scenes import FIRST_NS, SECOND, Scene, Truth, play
 
 CHAIN = ((0, 1), (1, 2), (2, 3))

@@ -13,19 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors import clock_update, clock_watch
-from megascope.collectors.clock_pairs import Ends, Side
-from megascope.collectors.clock_samples import SharedGroups, find_shared_groups, read_ends
-from megascope.collectors.clock_sql import OffsetSource
-from megascope.collectors.clock_update import ClockKeeper, update_clock_offsets
-from megascope.collectors.clock_watch import ClockWatch, Presence
-from megascope.collectors.clocks import load_clocks
-from megascope.collectors.compaction import compact
-from megascope.collectors.retention_plan import Retention
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.agent import clock_watch
+from megascope.collectors.agent.clock_watch import ClockWatch, Presence
+from megascope.collectors.clocks import update as clock_update
+from megascope.collectors.clocks.clocks import load_clocks
+from megascope.collectors.clocks.pairs import Ends, Side
+from megascope.collectors.clocks.samples import SharedGroups, find_shared_groups, read_ends
+from megascope.collectors.clocks.update import ClockKeeper, update_clock_offsets
+from megascope.collectors.reading.clock_sql import OffsetSource
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.collectors.timeline import export_chrome
-from megascope.collectors.upkeep import upkeep
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.upkeep.retention_plan import Retention
+from megascope.collectors.upkeep.upkeep import upkeep
+from megascope.collectors.writing.writer import TableWriter
 from support.clock_scenes import FIRST_NS, SECOND, Truth
 from support.clock_store import clocks_of, shown, write_job
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors import durable
-from megascope.collectors.compaction import compact
-from megascope.collectors.compaction_idle import compact_if_alone
-from megascope.collectors.compaction_merge import Merge
-from megascope.collectors.keeper import SPILL
-from megascope.collectors.mounts import mount_type
-from megascope.collectors.run_drain import RunDrain
-from megascope.collectors.store import Store
-from megascope.collectors.sweeping import sweep
-from megascope.collectors.writer import TableWriter, WriterHeldError
+from megascope.collectors.agent.compaction_idle import compact_if_alone
+from megascope.collectors.drains.run import RunDrain
+from megascope.collectors.reading.store import Store
+from megascope.collectors.storage import durable
+from megascope.collectors.storage.mounts import mount_type
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.upkeep.compaction_merge import Merge
+from megascope.collectors.upkeep.keeper import SPILL
+from megascope.collectors.upkeep.sweeping import sweep
+from megascope.collectors.writing.writer import TableWriter, WriterHeldError
 from support import churn
 from support.churn import Actor, look, survive
 from support.dying import EXIT_CODE, Point
@@ -179,7 +179,7 @@ def test_what_a_living_writer_still_merges_is_left_to_it(store_root: Path, event
 def test_a_writer_that_comes_back_merges_nothing_that_was_compacted(
     store_root: Path, events: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megascope.collectors.merging.MERGE_ABOVE_FILES", 3)
+    monkeypatch.setattr("megascope.collectors.writing.merging.MERGE_ABOVE_FILES", 3)
     with _agent(store_root, 0) as writer:
         for number in range(3):
             writer.write("events", "r", 0, events(5, first=1 + 5 * number))
@@ -455,9 +455,12 @@ def test_a_full_disk_changes_nothing(
 
     with monkeypatch.context() as patch:
         if where == "room":
-            patch.setattr("megascope.collectors.compaction.free_bytes", lambda root: 10)
+            patch.setattr("megascope.collectors.upkeep.compaction.free_bytes", lambda root: 10)
         else:
-            target = {"file": "compaction_merge.open_parquet", "manifest": "manifest_writer.write_manifest"}[where]
+            target = {
+                "file": "upkeep.compaction_merge.open_parquet",
+                "manifest": "writing.manifest_writer.write_manifest",
+            }[where]
             patch.setattr(f"megascope.collectors.{target}", full)
         report = compact(store_root, quiet_s=0)
     assert len(report.problems) == 1
@@ -512,11 +515,11 @@ def test_an_agent_compacts_what_only_its_host_writes(
         with TableWriter(store_root, f"agent-{host}-{number:016x}") as writer:
             writer.write("events", "r", 0, events(5, first=1 + 5 * number))
             writer.commit()
-    monkeypatch.setattr("megascope.collectors.compaction_idle.is_local", lambda root: False)
+    monkeypatch.setattr("megascope.collectors.agent.compaction_idle.is_local", lambda root: False)
     report = compact_if_alone(store_root, min_files=3)
     assert report is not None
     assert report.files_before == 0, "another machine may have the name, and its locks may not be seen here"
-    monkeypatch.setattr("megascope.collectors.compaction_idle.is_local", lambda root: True)
+    monkeypatch.setattr("megascope.collectors.agent.compaction_idle.is_local", lambda root: True)
     report = compact_if_alone(store_root, min_files=3)
     assert report is not None
     assert (report.files_before, report.files_after) == (3, 1)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.dumps import DumpGathering, dumps_folder
+from megascope.collectors.incidents.dumps import DumpGathering, dumps_folder
 from megascope.profiler.flight_recorder import DUMPS, REQUEST
 from megascope.profiler.topology import Topology
 from megascope.profiler.topology_file import (
@@ -90,7 +90,7 @@ def test_a_store_that_cannot_be_written_is_tried_again(spool: Path, tmp_path: Pa
 
 
 def test_what_was_not_copied_stays_in_the_spool(spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megascope.collectors.dumps.MOST_BYTES", 8)
+    monkeypatch.setattr("megascope.collectors.incidents.dumps.MOST_BYTES", 8)
     gather, target = gathering(spool, tmp_path)
     (spool / DUMPS / "_dump_1").write_bytes(b"small")
     (spool / DUMPS / "_dump_2").write_bytes(b"too large to copy")
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_copied_stops_no_other(
     spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the first files one is a pipe, one is too large, one a link, and one has no place in the store."""
-    monkeypatch.setattr("megascope.collectors.dumps.MOST_BYTES", 8)
+    monkeypatch.setattr("megascope.collectors.incidents.dumps.MOST_BYTES", 8)
     gather, target = gathering(spool, tmp_path)
     os.mkfifo(spool / DUMPS / "_dump_0")
     (spool / DUMPS / "_dump_1").write_bytes(b"too large to copy")

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megascope.collectors import evolution, schemas
-from megascope.collectors.compaction import compact
-from megascope.collectors.marker import check_marker
-from megascope.collectors.schemas import SCHEMA_VERSION, TABLES, WRITER_COLUMN, WRITTEN_COLUMN, Column, Table
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.manifests.marker import check_marker
+from megascope.collectors.reading import evolution
+from megascope.collectors.reading.store import Store
+from megascope.collectors.tables import schemas
+from megascope.collectors.tables.schemas import SCHEMA_VERSION, TABLES, WRITER_COLUMN, WRITTEN_COLUMN, Column, Table
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
 
 GOLDEN = Path(__file__).parent / "golden_store_v1.zip"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.clocks import NO_CLOCKS, Clocks, HostClock
+from megascope.collectors.clocks.clocks import NO_CLOCKS, Clocks, HostClock
 from megascope.collectors.hardware.report import WINDOW_S, HealthReport, health_report
 from megascope.collectors.hardware.samples import MOST_LEFT_OUT
 from megascope.collectors.hardware.silence import Now
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 
 SECOND = 10**9
 BEGIN = 1_800_000_000 * SECOND

@@ -16,9 +16,9 @@ from megascope.collectors.hardware.machine import machines_of
 from megascope.collectors.hardware.news import AGAIN_S, MOST_NEWS, Key, hardware_news
 from megascope.collectors.hardware.report import HealthReport, health_report, sentence
 from megascope.collectors.hardware.rules import of_gpu, of_host, of_port
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.collectors.verdicts import Evidence, to_json
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 from support.hardware_store import Trouble, add_hardware, device_of
 from support.synthetic_store import SyntheticJob, write_synthetic_store
 

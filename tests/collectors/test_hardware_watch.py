@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.agent import Agent
+from megascope.collectors.agent.agent import Agent
 from megascope.collectors.hardware.asking import Answer, Asker
 from megascope.collectors.hardware.kernel_lines import EventKind, Severity
 from megascope.collectors.hardware.report import Happened, _remark
@@ -19,8 +19,8 @@ from megascope.collectors.hardware.watch import NO_LIBRARY, HardwareWatch, Sourc
 from megascope.collectors.metrics.agent_families import AGENT_FAMILIES
 from megascope.collectors.metrics.family import Samples
 from megascope.collectors.metrics.hardware_gauges import HardwareGauges
-from megascope.collectors.outbox import Outbox, Whole
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
+from megascope.collectors.spool.outbox import Outbox, Whole
 from support.collecting import collective
 from support.fake_nvml import HEALTHY, FakeDriver, build_library
 from support.sysfs import write_port

@@ -13,8 +13,8 @@ import pytest
 
 from megascope.collectors.hardware.metrics import ALL
 from megascope.collectors.health import judged
-from megascope.collectors.processes import ProcessState, ProcessWatch
-from megascope.profiler.box import BoxLayout, create_box
+from megascope.collectors.spool.processes import ProcessState, ProcessWatch
+from megascope.profiler.box.box import BoxLayout, create_box
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.agent import Agent
+from megascope.collectors.agent.agent import Agent
 from megascope.profiler import opening
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.recorder import Recorder
@@ -90,7 +90,7 @@ def test_a_box_from_before_a_reboot_is_dated_by_its_own_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A spool on disk outlives the monotonic clock that its boxes were dated by."""
-    monkeypatch.setattr("megascope.collectors.rank_drain.QUIET_NS", 20_000_000)
+    monkeypatch.setattr("megascope.collectors.spool.rank_drain.QUIET_NS", 20_000_000)
     day_ns = 86_400 * 10**9
     with monkeypatch.context() as before:
         before.setattr(opening, "boot_id", lambda: "the boot before")

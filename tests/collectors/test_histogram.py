@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.histogram import BINS_PER_E, ZERO_BIN, bins_of, cell_percentiles, estimates
+from megascope.collectors.rollups.histogram import BINS_PER_E, ZERO_BIN, bins_of, cell_percentiles, estimates
 from support.histograms import bin_sql, histogram, percentile
 
 DURATIONS = st.lists(

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megascope.collectors.importers.bytedance_places import layout_file_of
-from megascope.collectors.importers.bytedance_rows import COLUMNS, read_operations
+from megascope.collectors.importers.bytedance.places import layout_file_of
+from megascope.collectors.importers.bytedance.rows import COLUMNS, read_operations
 from megascope.collectors.importers.columns import dense_sequence
 from megascope.collectors.importers.layout_file import read_meta
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.profiler.errors import FormatError, UsageError
 from megascope.profiler.topology import group_id

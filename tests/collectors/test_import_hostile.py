@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.importers.bytedance_rows import COLUMNS
+from megascope.collectors.importers.bytedance.rows import COLUMNS
 from megascope.collectors.importers.hostile import printable, whole
 from megascope.profiler.errors import FormatError, MegascopeError, UsageError
 from support.chrome import host, kernel, marker, write_trace

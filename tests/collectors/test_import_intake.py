@@ -14,7 +14,7 @@ import pytest
 from megascope.collectors.importers.imported import Imported
 from megascope.collectors.importers.importing import import_run
 from megascope.collectors.importers.intake import Intake, intake
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import UsageError
 from support.chrome import kernel, marker, write_trace
 
@@ -22,7 +22,7 @@ DRIVER = """
 import sys, time
 from megascope.cli import main
 from megascope.collectors.importers import intake
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 
 def paused(owner, name):
     before = getattr(owner, name)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors.importers import kineto_file
 from megascope.collectors.importers.chrome_json import ChromeTrace
-from megascope.collectors.importers.kineto_file import ranks_of, read_kineto
-from megascope.collectors.importers.kineto_rank import event_rows, rank_spans
+from megascope.collectors.importers.kineto import file as kineto_file
+from megascope.collectors.importers.kineto.file import ranks_of, read_kineto
+from megascope.collectors.importers.kineto.rank import event_rows, rank_spans
 from megascope.collectors.importers.recognise import recognise
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.profiler.errors import FormatError, UsageError

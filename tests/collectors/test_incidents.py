@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.agent import Agent
-from megascope.collectors.diagnosing import Diagnoser
-from megascope.collectors.incidents import MOST_ACTIONS, Incident
-from megascope.collectors.question import read_answer
-from megascope.collectors.responding import alarm_of_verdict, sentence_of
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.incidents.diagnosing import Diagnoser
+from megascope.collectors.incidents.incidents import MOST_ACTIONS, Incident
+from megascope.collectors.incidents.question import read_answer
+from megascope.collectors.incidents.responding import alarm_of_verdict, sentence_of
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import SegmentKind
@@ -152,7 +152,7 @@ def test_an_alarm_that_an_ended_agent_could_not_tell_is_told_by_a_watch(
     agent = processes.agent(heartbeat_s=0.25, idle_exit_s=0.5)
     assert agent.wait(timeout=60) == 0
     assert not list(spool.rglob("*.box")), "all was drained"
-    monkeypatch.setattr("megascope.collectors.alarms.LEFT_AFTER_S", 0.0)
+    monkeypatch.setattr("megascope.collectors.alarms.alarms.LEFT_AFTER_S", 0.0)
     up.touch()
     assert main(["watch", str(store_root), "--once"]) == 0
     alarm = json.loads(out.read_text())

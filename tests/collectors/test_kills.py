@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from support.churn import Actor
 from support.processes import Processes
 from support.rollup_checks import check_rollups

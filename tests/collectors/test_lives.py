@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors import attempt_drain, rank_drain, rank_metadata
-from megascope.collectors.agent import Agent, AgentSettings, run_agent
-from megascope.collectors.attempt_drain import AttemptDrain
-from megascope.collectors.attempt_tables import _fault_rows
+from megascope.collectors.agent.agent import Agent, AgentSettings, run_agent
+from megascope.collectors.drains import attempt as attempt_drain
+from megascope.collectors.drains.attempt import AttemptDrain
+from megascope.collectors.drains.attempt_tables import _fault_rows
 from megascope.collectors.hardware.watch import HardwareWatch
-from megascope.collectors.locks import FileLock
-from megascope.collectors.processes import ProcessSample, ProcessState
-from megascope.collectors.rank_metadata import RankMetadata
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
+from megascope.collectors.spool import rank_drain, rank_metadata
+from megascope.collectors.spool.processes import ProcessSample, ProcessState
+from megascope.collectors.spool.rank_metadata import RankMetadata
+from megascope.collectors.storage.locks import FileLock
 from megascope.profiler.recorder import Recorder
 from support.collecting import collective, drain_all, newest_attempt, read_table
 
@@ -300,7 +301,7 @@ def test_the_catalog_is_written_only_when_something_changed(
         return open_store(root)
 
     monkeypatch.setattr(Store, "write_catalog", noted_write)
-    monkeypatch.setattr("megascope.collectors.agent.Store", noted_open)
+    monkeypatch.setattr("megascope.collectors.agent.agent.Store", noted_open)
     rank = recorder()
     watcher = agent(catalog_s=0.0, flush_s=1e9, heartbeat_s=1e9, health_s=1e9)
     for number in range(2):

@@ -12,12 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors import manifest as manifests
-from megascope.collectors import marker
-from megascope.collectors.manifest import FileEntry, Manifest, data_folder, quote_name, read_manifest, write_manifest
-from megascope.collectors.schemas import SCHEMA_VERSION
-from megascope.collectors.sweeping import sweep
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.manifests import manifest as manifests
+from megascope.collectors.manifests import marker
+from megascope.collectors.manifests.manifest import (
+    FileEntry,
+    Manifest,
+    data_folder,
+    quote_name,
+    read_manifest,
+    write_manifest,
+)
+from megascope.collectors.tables.schemas import SCHEMA_VERSION
+from megascope.collectors.upkeep.sweeping import sweep
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
 
 

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors import manifest as manifests
-from megascope.collectors.compaction import compact
-from megascope.collectors.durable import TEMPORARY
-from megascope.collectors.keeper import BlockKeeper
-from megascope.collectors.manifest import SupersededError, manifest_folder
+from megascope.collectors.manifests import manifest as manifests
+from megascope.collectors.manifests.manifest import SupersededError, manifest_folder
+from megascope.collectors.reading.store import Store
 from megascope.collectors.storage import lease
 from megascope.collectors.storage.address import store_path
+from megascope.collectors.storage.durable import TEMPORARY
 from megascope.collectors.storage.object_path import ObjectPath
 from megascope.collectors.storage.remote import Remote, UnreachableError, remote_of
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
-from megascope.collectors.writer_files import LEFT_AFTER_S
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.upkeep.keeper import BlockKeeper
+from megascope.collectors.writing.writer import TableWriter
+from megascope.collectors.writing.writer_files import LEFT_AFTER_S
 
 Rows = Callable[..., dict[str, list[Any]]]
 

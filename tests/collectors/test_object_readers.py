@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors import listing, quota
-from megascope.collectors.manifest import newest_snapshots
-from megascope.collectors.quota import Quota
-from megascope.collectors.storage import object_files
+from megascope.collectors.manifests import listing
+from megascope.collectors.manifests.manifest import newest_snapshots
+from megascope.collectors.reading.store import Store
+from megascope.collectors.storage import object_files, quota
 from megascope.collectors.storage.address import store_path
+from megascope.collectors.storage.quota import Quota
 from megascope.collectors.storage.remote import UnreachableError, remote_of
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
 
 Rows = Callable[..., dict[str, list[Any]]]

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors import agent as agent_module
-from megascope.collectors.agent import Agent
-from megascope.collectors.compaction import compact
-from megascope.collectors.listing import Listing
-from megascope.collectors.manifest import SupersededError, manifest_folder, snapshot_numbers
-from megascope.collectors.retention_plan import Retention
-from megascope.collectors.sql import run_sql
+from megascope.collectors.agent import agent as agent_module
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.manifests.listing import Listing
+from megascope.collectors.manifests.manifest import SupersededError, manifest_folder, snapshot_numbers
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Store
 from megascope.collectors.storage import lease, object_files
 from megascope.collectors.storage import remote as remote_module
 from megascope.collectors.storage.address import store_path
 from megascope.collectors.storage.object_path import ObjectPath
 from megascope.collectors.storage.remote import Remote, UnreachableError, remote_of
-from megascope.collectors.store import Store
-from megascope.collectors.upkeep import upkeep
-from megascope.collectors.writer import TableWriter, WriterHeldError
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.upkeep.retention_plan import Retention
+from megascope.collectors.upkeep.upkeep import upkeep
+from megascope.collectors.writing.writer import TableWriter, WriterHeldError
 from megascope.profiler.errors import MegascopeError, UsageError
 from megascope.profiler.recorder import Recorder
 from support.collecting import drain_all, read_table

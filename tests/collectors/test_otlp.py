@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.cli import main
-from megascope.collectors.agent import Agent
+from megascope.collectors.agent.agent import Agent
 from megascope.collectors.otlp import exporting
 from megascope.collectors.otlp.nesting import parents
 from megascope.collectors.otlp.sending import traces_url
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import UsageError
 from megascope.profiler.recorder import Recorder
 from support.collecting import collective, drain_all

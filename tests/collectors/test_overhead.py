@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.agent import Agent
+from megascope.collectors.agent.agent import Agent
 from megascope.collectors.overhead import compare_steps, median_interval, recording_overhead
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.cadence import Cadence
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.overhead_watch import KEPT_RANKS, KEPT_STEPS, OverheadWatch
+from megascope.collectors.drains.overhead_watch import KEPT_RANKS, KEPT_STEPS, OverheadWatch
 from megascope.profiler.cadence import Cadence
 
 CADENCE = Cadence("run", 1, 20)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors import phases
-from megascope.collectors.agent import Agent, AgentSettings
-from megascope.profiler.box import BoxLayout
+from megascope.collectors.agent.agent import Agent, AgentSettings
+from megascope.collectors.incidents import phases
+from megascope.profiler.box.box import BoxLayout
 from megascope.profiler.host import HOST_VARIABLE
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder

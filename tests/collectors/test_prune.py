@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.compaction_plan import moment_ns
-from megascope.collectors.keeper import BlockKeeper
-from megascope.collectors.manifest import FileEntry, data_folder
-from megascope.collectors.retention import prune, pruned_sentence
-from megascope.collectors.retention_plan import Retention, choose
-from megascope.collectors.store import CATALOG, Store
-from megascope.collectors.sweeping import sweep
-from megascope.collectors.upkeep import upkeep
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.manifests.manifest import FileEntry, data_folder
+from megascope.collectors.reading.store import CATALOG, Store
+from megascope.collectors.upkeep.compaction_plan import moment_ns
+from megascope.collectors.upkeep.keeper import BlockKeeper
+from megascope.collectors.upkeep.retention import prune, pruned_sentence
+from megascope.collectors.upkeep.retention_plan import Retention, choose
+from megascope.collectors.upkeep.sweeping import sweep
+from megascope.collectors.upkeep.upkeep import upkeep
+from megascope.collectors.writing.writer import TableWriter
 from megascope.commands.common import open_attempt
 from megascope.commands.prune import parse_age, parse_size
 from megascope.profiler.errors import UsageError
@@ -157,7 +157,7 @@ def test_a_full_disk_prunes_nothing_by_half(filled: Path, monkeypatch: pytest.Mo
 
     before = sorted(filled.rglob("*.parquet"))
     with monkeypatch.context() as patch:
-        patch.setattr("megascope.collectors.manifest_writer.write_manifest", full)
+        patch.setattr("megascope.collectors.writing.manifest_writer.write_manifest", full)
         report = prune(filled, Retention(size_bytes=0), quiet_s=0)
     assert report.pruned == []
     assert "No space" in report.problems[0]
@@ -224,8 +224,8 @@ def test_a_full_disk_is_made_emptier_first(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("megascope.collectors.manifest.write_durably", full)
-        patch.setattr("megascope.collectors.keeper.write_durably", full)
+        patch.setattr("megascope.collectors.manifests.manifest.write_durably", full)
+        patch.setattr("megascope.collectors.upkeep.keeper.write_durably", full)
         _age(filled)
         assert main(["prune", str(filled), "--older-than", "0s", "--grace", "0"]) == 1
     error = capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_a_full_disk_is_made_emptier_first(
 def test_the_verb_prints_one_object(
     filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megascope.collectors.upkeep.QUIET_S", 0.0)
+    monkeypatch.setattr("megascope.collectors.upkeep.upkeep.QUIET_S", 0.0)
     monkeypatch.setattr(upkeep, "__kwdefaults__", {**(upkeep.__kwdefaults__ or {}), "quiet_s": 0.0})
     assert main(["prune", str(filled), "--older-than", "0s", "--grace", "0", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors import responding
-from megascope.collectors.alarm_rules import AlarmSettings
-from megascope.collectors.incidents import Incident
-from megascope.collectors.question import Answer
-from megascope.collectors.responding import Responder, alarm_of_verdict, sentence_of
-from megascope.collectors.shared_claim import SharedClaim
-from megascope.collectors.verdict_alarms import read_verdict
+from megascope.collectors.alarms.rules import AlarmSettings
+from megascope.collectors.alarms.verdict_alarms import read_verdict
+from megascope.collectors.incidents import responding
+from megascope.collectors.incidents.incidents import Incident
+from megascope.collectors.incidents.question import Answer
+from megascope.collectors.incidents.responding import Responder, alarm_of_verdict, sentence_of
+from megascope.collectors.storage.shared_claim import SharedClaim
 from megascope.profiler.host import HOST_VARIABLE
 from support.commands import wait_for
 
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         def __init__(self, folder: Path, name: str, holder: str) -> None:
             super().__init__(folder, name, holder, clock=lambda: now[0])
 
-    monkeypatch.setattr("megascope.collectors.diagnosing.SharedClaim", Claim)
+    monkeypatch.setattr("megascope.collectors.incidents.diagnosing.SharedClaim", Claim)
     monkeypatch.setattr(responding, "CLAIM_LOOK_S", 0.0)
     return now
 

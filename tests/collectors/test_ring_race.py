@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
 from megascope.profiler.recorder import Recorder
 
 

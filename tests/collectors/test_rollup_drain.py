@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors import rollup_drain
-from megascope.collectors.agent import Agent
-from megascope.collectors.schemas import is_open_block
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.reading.store import Store
+from megascope.collectors.rollups import drain as rollup_drain
+from megascope.collectors.tables.schemas import is_open_block
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.recorder import Recorder
 from support.collecting import collective, drain_all
 from support.processes import Processes

@@ -11,13 +11,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.compaction import compact
-from megascope.collectors.parquet import conform
-from megascope.collectors.rollup import added_up, from_arrow, to_arrow, window_rows
-from megascope.collectors.schemas import TABLES
-from megascope.collectors.store import Store
-from megascope.collectors.windows import WINDOW_STEPS, add_up, concatenate
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.rollups.rollup import added_up, from_arrow, to_arrow, window_rows
+from megascope.collectors.rollups.windows import WINDOW_STEPS, add_up, concatenate
+from megascope.collectors.tables.parquet import conform
+from megascope.collectors.tables.schemas import TABLES
+from megascope.collectors.upkeep.compaction import compact
+from megascope.collectors.writing.writer import TableWriter
 from support.histograms import histogram
 
 MISSING = -(2**63)

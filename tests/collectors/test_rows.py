@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors import event_rows as event_module
-from megascope.collectors.event_rows import DEVICE_TICK_NS, event_rows, span_arrays
-from megascope.collectors.parquet import conform, sort_rows
-from megascope.collectors.rows import Group, Names, Segment, flights, group_progress, known_codes
-from megascope.collectors.schemas import TABLES
-from megascope.profiler.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, PROGRESS, RECORD
-from megascope.profiler.box_format import UNKNOWN_FLAG
+from megascope.collectors.spool import event_rows as event_module
+from megascope.collectors.spool.event_rows import DEVICE_TICK_NS, event_rows, span_arrays
+from megascope.collectors.spool.rows import Group, Names, Segment, flights, group_progress, known_codes
+from megascope.collectors.tables.parquet import conform, sort_rows
+from megascope.collectors.tables.schemas import TABLES
+from megascope.profiler.box.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, PROGRESS, RECORD
+from megascope.profiler.box.format import UNKNOWN_FLAG
 from megascope.profiler.topology import group_id, segment_id
 from megascope.profiler.vocabulary import CLOCK_CODES, STATUS_CODES
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors.shared_claim import SharedClaim
+from megascope.collectors.storage.shared_claim import SharedClaim
 
 LEASE_S = 30.0
 

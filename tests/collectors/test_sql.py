@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.sql import SqlLimits, run_sql
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.sql import SqlLimits, run_sql
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError, UsageError
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors import stacks
-from megascope.collectors.agent import Agent, AgentSettings
-from megascope.collectors.rank_drain import RankDrain
+from megascope.collectors.agent.agent import Agent, AgentSettings
+from megascope.collectors.incidents import stacks
+from megascope.collectors.spool.rank_drain import RankDrain
 from megascope.profiler import stack_signal
 from support.collecting import read_table
 from support.commands import wait_for

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from megascope.collectors.rank_drain import RankDrain
-from megascope.collectors.stall_pace import PATIENCE, StallPace
+from megascope.collectors.incidents.stall_pace import PATIENCE, StallPace
+from megascope.collectors.spool.rank_drain import RankDrain
 
 STALL_S = 6.0
 STALL_NS = int(STALL_S * 1e9)

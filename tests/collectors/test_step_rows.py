@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.step_rows import StepRows
+from megascope.collectors.spool.step_rows import StepRows
 
 BASE_NS = 1000
 

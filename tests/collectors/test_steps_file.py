@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors import rank_metadata
-from megascope.collectors.agent import Agent
-from megascope.collectors.holes import first_data, free_until
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.spool import rank_metadata
+from megascope.collectors.spool.holes import first_data, free_until
 from megascope.profiler.recorder import Recorder
 from support.collecting import drain_all, read_table
 

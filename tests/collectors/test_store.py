@@ -14,10 +14,10 @@ from typing import Any
 import duckdb
 import pytest
 
-from megascope.collectors.files import FileChecker
-from megascope.collectors.schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.manifests.files import FileChecker
+from megascope.collectors.reading.store import Store
+from megascope.collectors.tables.schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError, UsageError
 from megascope.profiler.topology import Topology
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.collectors.lanes import Lanes
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.collectors.timeline import export_chrome
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
 

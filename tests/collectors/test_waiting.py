@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from megascope.collectors.agent import Agent
+from megascope.collectors.agent.agent import Agent
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import SegmentKind
 from support.collecting import read_table

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors import manifest_writer as writers
-from megascope.collectors import merging
-from megascope.collectors.schemas import SCHEMA_VERSION
-from megascope.collectors.store import Store
-from megascope.collectors.sweeping import sweep
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.tables.schemas import SCHEMA_VERSION
+from megascope.collectors.upkeep.sweeping import sweep
+from megascope.collectors.writing import manifest_writer as writers
+from megascope.collectors.writing import merging
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import MegascopeError
 from support.table_rows import ADDED, NAMES, as_text, rows_of, tables
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.dashboards.workbench import Workbench
 from support.page_checks import Visit, chromium, visit

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from megascope.collectors.overhead import RecordingOverhead
-from megascope.collectors.retention import prune
-from megascope.collectors.retention_plan import Retention
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
+from megascope.collectors.upkeep.retention import prune
+from megascope.collectors.upkeep.retention_plan import Retention
 from megascope.dashboards.absence import pruned_texts, why_no_spans
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.heat_data import choose
+from megascope.dashboards.heat.data import choose
 from megascope.dashboards.pages import overview, timeline
 from megascope.dashboards.pages.heatmap import PAGE as HEATMAP
-from megascope.dashboards.span_data import spans_payload
+from megascope.dashboards.spans.data import spans_payload
 from megascope.dashboards.verdicts import stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench

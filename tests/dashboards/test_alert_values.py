@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.app import create_app
 from megascope.dashboards.grafana_files import FILES, FOLDER
 from support.promql_value import Series, Vector, value

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import megascope.dashboards.app
-from megascope.dashboards.scene_model import LETTERS
+from megascope.dashboards.scene.model import LETTERS
 from megascope.viz3d.doing import Doing
 
 ASSETS = Path(megascope.dashboards.app.FOLDER) / "assets"

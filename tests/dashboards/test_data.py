@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Attempt, Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Attempt, Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.dashboards.binary import unpack
 from megascope.dashboards.curves import curve_panels, headline
-from megascope.dashboards.heat_data import choose, matrix_of, worst_cells, worst_ranks
-from megascope.dashboards.heat_payload import heat_payload
-from megascope.dashboards.scene_data import edge_colours, scene_payload
-from megascope.dashboards.span_choice import choose_spans
-from megascope.dashboards.span_data import spans_payload
+from megascope.dashboards.heat.data import choose, matrix_of, worst_cells, worst_ranks
+from megascope.dashboards.heat.payload import heat_payload
+from megascope.dashboards.scene.data import edge_colours, scene_payload
+from megascope.dashboards.spans.choice import choose_spans
+from megascope.dashboards.spans.data import spans_payload
 from megascope.dashboards.verdicts import hang_of, marks_of, peer_axis, stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
@@ -56,7 +56,7 @@ def test_spans_are_sorted_within_their_lane_and_missing_is_nan(bench: Workbench,
 def test_a_view_with_too_many_spans_is_refused(
     bench: Workbench, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megascope.dashboards.span_table.MAX_SPANS", 50)
+    monkeypatch.setattr("megascope.dashboards.spans.table.MAX_SPANS", 50)
     with pytest.raises(UsageError, match="more than 50 spans"):
         spans_payload(bench, attempt, View(rank=5, steps=(0, 9)))
 

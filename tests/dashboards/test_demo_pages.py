@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from conftest import DEMO_STEPS, Demo
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from support.page_checks import check_all_pages
 
 pytestmark = pytest.mark.alone

@@ -13,7 +13,7 @@ import pytest
 from dash import no_update
 from playwright.sync_api import Browser
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards import workbench
 from megascope.dashboards.app import render
 from megascope.dashboards.pages import PAGES

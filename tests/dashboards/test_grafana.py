@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from megascope.cli import main
-from megascope.collectors.agent import Agent, AgentSettings
+from megascope.collectors.agent.agent import Agent, AgentSettings
 from megascope.collectors.metrics import agent_metrics
 from megascope.collectors.metrics.address import MetricsAddress
 from megascope.collectors.metrics.agent_families import AGENT_FAMILIES
 from megascope.collectors.metrics.hardware_gauges import SOURCES
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.dashboards.app import create_app
 from megascope.dashboards.grafana_files import FILES, FOLDER
 from megascope.dashboards.metrics_families import SERVER_FAMILIES

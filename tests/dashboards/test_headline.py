@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.curves import curve_panels, headline
 from support.span_store import FIRST_NS, MS, Span, write_spans
 

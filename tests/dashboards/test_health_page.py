@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 
 from megascope.cli import main
 from megascope.collectors.hardware.report import GpuHealth, HealthReport, HostHealth, PortHealth
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.health_history import BINS, lines_of_gpus, lines_of_hosts
 from megascope.dashboards.incident_data import incidents_of_run
 from megascope.dashboards.pages import PAGES, health

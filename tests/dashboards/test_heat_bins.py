@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
-from megascope.dashboards import heat_bins
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.heat_bins import MOST_CELLS, bin_size, hottest
-from megascope.dashboards.heat_data import choose, matrix_of
-from megascope.dashboards.heat_payload import heat_payload
+from megascope.dashboards.heat import bins as heat_bins
+from megascope.dashboards.heat.bins import MOST_CELLS, bin_size, hottest
+from megascope.dashboards.heat.data import choose, matrix_of
+from megascope.dashboards.heat.payload import heat_payload
 from megascope.dashboards.server import background_server
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench

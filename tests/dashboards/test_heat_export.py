@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Attempt, Store
-from megascope.dashboards import heat_export
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.heat_data import choose, matrix_of, slowest_steps
-from megascope.dashboards.heat_export import heat_csv, heat_sql
-from megascope.dashboards.heat_payload import heat_payload
+from megascope.dashboards.heat import export as heat_export
+from megascope.dashboards.heat.data import choose, matrix_of, slowest_steps
+from megascope.dashboards.heat.export import heat_csv, heat_sql
+from megascope.dashboards.heat.payload import heat_payload
 from megascope.dashboards.moments import chosen_steps, step_moments
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.verdicts import stragglers_of

@@ -8,16 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Attempt
+from megascope.collectors.reading.store import Attempt
 from megascope.dashboards import verdicts
 from megascope.dashboards.findings import verdict_details, what_if
-from megascope.dashboards.heat_data import choose, rows_of, worst_cells, worst_ranks
+from megascope.dashboards.heat.data import choose, rows_of, worst_cells, worst_ranks
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.verdicts import culprit_links, marks_of, straggler_banner, stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Latest, Workbench
 from megascope.heatmap.matrix import Matrix
-from megascope.heatmap.network.waited_row import WaitedBasis, WaitedFor
 from megascope.heatmap.peers import Placement
 from megascope.heatmap.verdict import (
     Cause,
@@ -29,6 +28,7 @@ from megascope.heatmap.verdict import (
     Severity,
     StragglerVerdict,
 )
+from megascope.heatmap.waited_row import WaitedBasis, WaitedFor
 from megascope.heatmap.whatif.result import WhatIf
 
 STAGE = Culprit(
@@ -57,7 +57,7 @@ def judged_uneven(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> Workbenc
         return Latest(VERDICT, 0.0, None, stale=False, stamp="1")
 
     monkeypatch.setattr(verdicts, "stragglers_of", judged)
-    monkeypatch.setattr("megascope.dashboards.heat_data.stragglers_of", judged)
+    monkeypatch.setattr("megascope.dashboards.heat.data.stragglers_of", judged)
     return bench
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.dashboards.heat_grid import FOLD, WIDEST_HOST, lay_out
-from megascope.dashboards.heat_rows import Section
+from megascope.dashboards.heat.grid import FOLD, WIDEST_HOST, lay_out
+from megascope.dashboards.heat.rows import Section
 
 
 @settings(deadline=None)

@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from megascope.cli import main
-from megascope.collectors.store import Store
-from megascope.dashboards.heat_payload import by_steps
+from megascope.collectors.reading.store import Store
+from megascope.dashboards.heat.payload import by_steps
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.heatmap.matrix import segment_matrix
 from support.page_checks import Visit, drawn_spans, visit, wait_judged, wait_painted

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.dashboards.heat_rows import Section, arrange, over_steps, per_rank, planes_of
+from megascope.dashboards.heat.rows import Section, arrange, over_steps, per_rank, planes_of
 from megascope.heatmap.matrix import Matrix
 from megascope.heatmap.peers import Placement
 from megascope.profiler.errors import UsageError

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
-from megascope.dashboards.heat_data import choose, matrix_of, worst_ranks
-from megascope.dashboards.heat_segments import glance_at, slowest_by_segment
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
+from megascope.dashboards.heat.data import choose, matrix_of, worst_ranks
+from megascope.dashboards.heat.segments import glance_at, slowest_by_segment
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.verdicts import stragglers_of
 from megascope.dashboards.view import View

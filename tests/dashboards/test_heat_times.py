@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
-from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.heat_data import choose, matrix_of
-from megascope.dashboards.heat_export import heat_sql
-from megascope.dashboards.heat_payload import heat_payload
-from megascope.dashboards.heat_times import PARTS
+from megascope.dashboards.heat.data import choose, matrix_of
+from megascope.dashboards.heat.export import heat_sql
+from megascope.dashboards.heat.payload import heat_payload
+from megascope.dashboards.heat.times import PARTS
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.server import background_server
 from megascope.dashboards.view import View

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.heat_data import choose, matrix_of
-from megascope.dashboards.heat_export import heat_sql
-from megascope.dashboards.heat_payload import heat_payload
-from megascope.dashboards.heat_transfers import TRANSFER, transfer_matrix
+from megascope.dashboards.heat.data import choose, matrix_of
+from megascope.dashboards.heat.export import heat_sql
+from megascope.dashboards.heat.payload import heat_payload
+from megascope.dashboards.heat.transfers import TRANSFER, transfer_matrix
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.dashboards.incident_data import incidents_of_run
 from megascope.dashboards.pages import PAGES
 from megascope.dashboards.view import View

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards import metrics
 from megascope.dashboards.app import create_app
 from megascope.dashboards.metrics_families import ANALYSERS, SERVER_FAMILIES

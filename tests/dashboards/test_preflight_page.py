@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from megascope.collectors.reading.store import Store
 from megascope.collectors.result_files import PREFLIGHT, write_result
-from megascope.collectors.store import Store
 from megascope.dashboards.pages import PAGES
 from megascope.dashboards.preflight_data import dots
 from megascope.dashboards.result_list import kept_results

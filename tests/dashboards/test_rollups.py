@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Attempt
+from megascope.collectors.reading.store import Attempt
 from megascope.dashboards.binary import unpack
 from megascope.dashboards.curves import MANY_RANKS, ranks_read
-from megascope.dashboards.heat_data import choose, matrix_of, segments_of, worst_ranks
-from megascope.dashboards.heat_payload import heat_payload
+from megascope.dashboards.heat.data import choose, matrix_of, segments_of, worst_ranks
+from megascope.dashboards.heat.payload import heat_payload
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.verdicts import marks_of, stragglers_of
 from megascope.dashboards.view import View

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.dashboards import scene_history
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.racks import read_racks
-from megascope.dashboards.scene_data import incidents_of, moments_before, stacks_of
-from megascope.dashboards.scene_history import Past
-from megascope.dashboards.scene_model import LETTERS, Drawn, draw, model_of
-from megascope.dashboards.scene_page import page_html
-from megascope.dashboards.scene_verdict import CAUSES
+from megascope.dashboards.scene import history as scene_history
+from megascope.dashboards.scene.data import incidents_of, moments_before, stacks_of
+from megascope.dashboards.scene.history import Past
+from megascope.dashboards.scene.model import LETTERS, Drawn, draw, model_of
+from megascope.dashboards.scene.page import page_html
+from megascope.dashboards.scene.verdict import CAUSES
 from megascope.dashboards.workbench import Workbench
 from megascope.profiler.errors import UsageError
 from megascope.profiler.topology import Topology
@@ -96,7 +96,7 @@ def test_a_chosen_rank_is_told_with_its_way_to_the_root() -> None:
     assert drawn.toward[900] == 500
     assert drawn.toward[500] == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("megascope.dashboards.scene_model.focus_on", lambda *_: (0,))
+        patch.setattr("megascope.dashboards.scene.model.focus_on", lambda *_: (0,))
         assert draw(judged, everyone=False, beside=(900,)).shown == (0, 1, 500, 900)
 
 
@@ -231,7 +231,7 @@ def test_moments_lie_between_heartbeats_and_stacks_come_from_incidents(
         assert incidents_of(bench, attempt) == []
         actions = [{"action": "stack", "rank": 5, "stack": "old"}, {"action": "stack", "rank": 5, "stack": "new"}]
         rows = [{"opened_ns": 1, "actions": json.dumps(actions)}, {"opened_ns": 2, "actions": None}]
-        monkeypatch.setattr("megascope.dashboards.scene_data.incidents_of", lambda *_: rows)
+        monkeypatch.setattr("megascope.dashboards.scene.data.incidents_of", lambda *_: rows)
         assert stacks_of(bench, attempt) == {"5": "new"}
         judged = diagnose_with_graph(store, attempt)
         assert judged.verdict.culprits[0].ranks == (5,)

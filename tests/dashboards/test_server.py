@@ -12,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from playwright.sync_api import Browser
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards import endpoints
 from megascope.dashboards.app import create_app
 from megascope.dashboards.security import is_loopback

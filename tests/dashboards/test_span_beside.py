@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megascope.dashboards.span_beside import beside_of
+from megascope.dashboards.spans.beside import beside_of
 from megascope.dashboards.view import View, parse_view
 from megascope.profiler.errors import UsageError
 

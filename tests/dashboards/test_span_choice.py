@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.store import Attempt, Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Attempt, Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.dashboards.binary import unpack
 from megascope.dashboards.moments import step_moments
 from megascope.dashboards.pages import PAGES
-from megascope.dashboards.span_choice import choose_spans, group_of, nearest
-from megascope.dashboards.span_data import spans_payload
-from megascope.dashboards.span_steps import step_bounds
+from megascope.dashboards.spans.choice import choose_spans, group_of, nearest
+from megascope.dashboards.spans.data import spans_payload
+from megascope.dashboards.spans.steps import step_bounds
 from megascope.dashboards.verdicts import stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench

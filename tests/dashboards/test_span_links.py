@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.dashboards import span_whole
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.span_data import links_payload, spans_payload
-from megascope.dashboards.span_links import Links
-from megascope.dashboards.span_path import critical_path
-from megascope.dashboards.span_segment import Segment
-from megascope.dashboards.span_table import SpanTable
+from megascope.dashboards.spans import whole as span_whole
+from megascope.dashboards.spans.data import links_payload, spans_payload
+from megascope.dashboards.spans.links import Links
+from megascope.dashboards.spans.path import critical_path
+from megascope.dashboards.spans.segment import Segment
+from megascope.dashboards.spans.table import SpanTable
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
 from support.meeting_job import MS, MeetingJob

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.dashboards import span_outline
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.binary import unpack
-from megascope.dashboards.span_choice import choose_spans
-from megascope.dashboards.span_outline import KINDS, outline_payload
+from megascope.dashboards.spans import outline as span_outline
+from megascope.dashboards.spans.choice import choose_spans
+from megascope.dashboards.spans.outline import KINDS, outline_payload
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
 from megascope.profiler.errors import UsageError

@@ -13,10 +13,10 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from megascope.cli import main
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
-from megascope.dashboards.scene_history import Past
-from megascope.dashboards.scene_page import page_html
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
+from megascope.dashboards.scene.history import Past
+from megascope.dashboards.scene.page import page_html
 from megascope.viz3d.doing import doing_of
 from megascope.viz3d.focus import focus_on, neighbours, ways_to
 from megascope.viz3d.hang import diagnose_with_graph
@@ -133,7 +133,7 @@ def test_a_rank_outside_the_scene_is_found_and_drawn_with_its_neighbours(browser
         file = tmp_path / "alone.html"
         # As of a job of which only those that matter are told in detail.
         monkeypatch = pytest.MonkeyPatch()
-        monkeypatch.setattr("megascope.dashboards.scene_page.MOST_TOLD", 64)
+        monkeypatch.setattr("megascope.dashboards.scene.page.MOST_TOLD", 64)
         file.write_text(page_html(judged, title="large", past=Past(store, attempt)))
         monkeypatch.undo()
     assert judged.snapshot is not None

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
-from megascope.dashboards.scene_page import page_html
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
+from megascope.dashboards.scene.page import page_html
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.viz3d.doing import doing_of
 from megascope.viz3d.focus import focus_on, ways_to

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Request
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.server import RunningServer, background_server
 from support.page_checks import Visit, check_timeline, drawn_spans, visit
 from support.page_visits import WINDOW, asked_steps, open_timeline, the, wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.dashboards.view import moment_text
 from support.page_checks import Visit, check_timeline, drawn_spans, visit, wait_painted

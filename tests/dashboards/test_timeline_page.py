@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from support.page_checks import Visit, check_timeline, drawn_spans, wait_painted
 from support.page_visits import open_timeline
 

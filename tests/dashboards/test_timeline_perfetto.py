@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.collectors.timeline import export_chrome
 from megascope.dashboards.app import create_app
 from megascope.dashboards.pages import timeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megascope.collectors.store import Attempt
+from megascope.collectors.reading.store import Attempt
 from megascope.collectors.verdicts import Abstention
 from megascope.dashboards import verdicts
 from megascope.dashboards.view import View

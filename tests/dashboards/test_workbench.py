@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.dashboards import workbench
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench

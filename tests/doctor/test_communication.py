@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.agent import AgentSettings
+from megascope.collectors.agent.agent import AgentSettings
 from megascope.doctor import communication, debugging, settings
 from megascope.doctor.asking import Room, Writing
 from megascope.doctor.finding import Answer, State

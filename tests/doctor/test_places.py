@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors import marker, quota
+from megascope.collectors.manifests import marker
+from megascope.collectors.storage import quota
 from megascope.doctor import spool, store
 from megascope.doctor.asking import Room, Writing
 from megascope.doctor.checks import run_checks

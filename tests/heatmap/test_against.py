@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.against.analysis import compare_runs
-from megascope.heatmap.against.estimate import estimate, normal_reach, ratio_of
 from megascope.heatmap.against.report import render
 from megascope.heatmap.against.result import Against, Place, Verdict, to_json
 from megascope.heatmap.against.sides import changed_settings, is_of_model
-from megascope.score_runs import SPANS
+from megascope.heatmap.estimate import estimate, normal_reach, ratio_of
+from megascope.scoring.runs import SPANS
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise import load_noise

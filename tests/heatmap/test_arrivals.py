@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megascope.collectors.importers.importing import import_run
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.network.arrivals import Arrivals, arrival_skew, last_arrivals, load_arrivals
 from megascope.heatmap.network.origins import origins
 from support.network_scenes import simulated

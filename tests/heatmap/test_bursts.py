@@ -10,8 +10,8 @@ from megascope.heatmap.recurring import find_brief
 from megascope.heatmap.stragglers import judge
 from megascope.heatmap.verdict import Pattern
 from megascope.profiler.topology import Topology
-from megascope.score_runs import run_trial
-from megascope.score_trials import Trial, looks_like
+from megascope.scoring.runs import run_trial
+from megascope.scoring.trials import Trial, looks_like
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.noise import MeasuredNoise
 from support.noisy_job import Job, Noise, Slow, observations

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.cores import SIGNAL, Cores, Stretch
 from megascope.heatmap.observations import observe
 from megascope.heatmap.peers import FloatArray

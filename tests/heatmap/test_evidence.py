@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.heatmap.peers_sql import ranks_condition
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.profiler.topology import Topology

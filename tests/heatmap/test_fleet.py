@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.fleet.analysis import find_offenders, fleet_of
 from megascope.heatmap.fleet.chance import FALSE_RATE, at_least, usual_rate, wilson
 from megascope.heatmap.fleet.history import week_of

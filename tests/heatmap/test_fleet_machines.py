@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from megascope.collectors.hardware.machine import Machine
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.fleet.analysis import fleet_of
 from megascope.heatmap.fleet.machines import load_machines, machines_of_rows
 from megascope.heatmap.verdict import CulpritKind

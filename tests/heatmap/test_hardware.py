@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.collectors.verdicts import Evidence
 from megascope.heatmap.stragglers import find_stragglers
 from support.hardware_store import Trouble, add_hardware

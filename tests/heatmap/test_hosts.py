@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.collectors.clocks import HostClock
+from megascope.collectors.clocks.clocks import HostClock
 from megascope.heatmap.cells import SegmentCells
 from megascope.heatmap.clocks import RankClocks, load_rank_clocks
 from megascope.heatmap.stragglers import find_stragglers

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.matrix import segment_matrix
 from megascope.heatmap.observations import observe
 from megascope.heatmap.report import render

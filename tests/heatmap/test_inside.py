@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, Outcome, Pattern, StragglerVerdict
-from megascope.score_runs import ROLLUPS
-from megascope.score_trials import Trial
+from megascope.scoring.runs import ROLLUPS
+from megascope.scoring.trials import Trial
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.noise import MeasuredNoise
 from megascope.trainer.simulator.writing import simulate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.jobwide.barrier import find_barrier
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.jobwide.stages import find_uneven_stages
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Outcome, describe
-from megascope.score_runs import SPANS
+from megascope.scoring.runs import SPANS
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.job import SimulatedJob

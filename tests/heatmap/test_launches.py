@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.launches import launch_spread
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause
-from megascope.score_runs import SPANS
-from megascope.score_trials import Trial
+from megascope.scoring.runs import SPANS
+from megascope.scoring.trials import Trial
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.noise import MeasuredNoise
 from megascope.trainer.simulator.writing import simulate

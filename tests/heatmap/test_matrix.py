@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.matrix import segment_matrix, segments_available
 from megascope.profiler.errors import UsageError
 from support.span_store import Span, write_spans

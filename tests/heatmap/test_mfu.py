@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megascope.collectors.importers.importing import import_run
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.mfu.analysis import find_mfu
 from megascope.heatmap.mfu.growth import Columns, PartKind, explain
 from megascope.heatmap.mfu.parts import StepParts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.mfu.analysis import find_mfu
 from megascope.heatmap.mfu.result import Trend
 from megascope.heatmap.mfu.stretch import find_course

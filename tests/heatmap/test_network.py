@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megascope.collectors.importers.importing import import_run
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.network.frontier import find_frontiers, frontier_blame
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.network.channels import hosts_without_like
 from megascope.heatmap.network.inside import find_inside
 from megascope.heatmap.network.operations import load_channels

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.manifest import Pruned
-from megascope.collectors.store import Store
+from megascope.collectors.manifests.manifest import Pruned
+from megascope.collectors.reading.store import Store
 from megascope.heatmap import source as source_module
 from megascope.heatmap.matrix import load_placement, segment_matrix, segments_available
 from megascope.heatmap.source import Source, choose_source

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.profiler.cadence import Cadence
 from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import Demo
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.own_change import find_own_change
 from megascope.heatmap.peers import FloatArray
 from megascope.heatmap.slowed import ACCUSED

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.report import render
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Outcome, StragglerVerdict, to_json

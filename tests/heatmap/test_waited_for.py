@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.network.arrivals import load_arrivals
 from megascope.heatmap.network.origins import origins
 from megascope.heatmap.network.waited_for import MOST_ROWS, waited_for
-from megascope.heatmap.network.waited_row import WaitedBasis
 from megascope.heatmap.observations import observe
 from megascope.heatmap.report import render
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import to_json
+from megascope.heatmap.waited_row import WaitedBasis
 from megascope.trainer.simulator.session import Recording
 from support.network_scenes import ROLLUPS, SPANS, simulated
 

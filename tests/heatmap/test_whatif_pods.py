@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.matrix import load_placement
 from megascope.heatmap.whatif.finding import find_whatif
 from megascope.heatmap.whatif.result import Part, WhatIf

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from conftest import Demo
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.heatmap.matrix import load_placement
 from megascope.heatmap.peers import IntArray
 from megascope.heatmap.stragglers import find_stragglers

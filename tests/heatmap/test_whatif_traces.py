@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megascope.collectors.importers.importing import import_run
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.matrix import load_placement
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import CulpritKind, StragglerVerdict

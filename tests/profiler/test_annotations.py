@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from megascope.profiler import annotations as registry
-from megascope.profiler.annotations import MAX_SEGMENTS, OTHER_SEGMENTS
-from megascope.profiler.box import ABSENT_INDEX, BoxReader
-from megascope.profiler.metadata import read_metadata
+from megascope.profiler.box import annotations as registry
+from megascope.profiler.box.annotations import MAX_SEGMENTS, OTHER_SEGMENTS
+from megascope.profiler.box.box import ABSENT_INDEX, BoxReader
+from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.topology import Topology
 from megascope.profiler.vocabulary import SegmentKind
 from support.recording import Recorded

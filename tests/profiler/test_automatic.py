@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 import megascope
-from megascope.profiler.automatic import VARIABLE, Automatic, AutomaticSpans, choose
-from megascope.profiler.automatic_data import timed_next
-from megascope.profiler.automatic_exit import MAX_TEXT, describe
-from megascope.profiler.automatic_torch import install_compiled, install_graphs
-from megascope.profiler.box import BoxReader
+from megascope.profiler.automatic.automatic import VARIABLE, Automatic, AutomaticSpans, choose
+from megascope.profiler.automatic.data import timed_next
+from megascope.profiler.automatic.exit import MAX_TEXT, describe
+from megascope.profiler.automatic.torch_spans import install_compiled, install_graphs
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.device_clock import CudaTimer
-from megascope.profiler.metadata import read_metadata
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.vocabulary import STATUS_CODES, Status
 from support.fake_cuda import FakeCuda
@@ -527,7 +527,7 @@ def test_what_cannot_be_installed_is_a_warning(
     def fail(*_: Any) -> None:
         raise AttributeError("no such thing in this version")
 
-    monkeypatch.setattr("megascope.profiler.automatic.install_gc", fail)
+    monkeypatch.setattr("megascope.profiler.automatic.automatic.install_gc", fail)
     spans = AutomaticSpans(NullRecorder(), [Automatic.GC])
     spans.step()
     spans.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import megascope
-from megascope.profiler.metadata import read_metadata
+from megascope.profiler.box.metadata import read_metadata
 
 
 @pytest.fixture

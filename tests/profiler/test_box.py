@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from megascope.profiler import box_format, box_version_1, vocabulary
-from megascope.profiler.box import ABSENT_I64, ABSENT_INDEX, RAW, RECORD_BYTES, BoxLayout, BoxReader
-from megascope.profiler.box_format import EXTENDED, FACTS, HEAD, LAP_OFFSET, LEAF, LEAF_END, PLAIN
+from megascope.profiler import vocabulary
+from megascope.profiler.box import format as box_format
+from megascope.profiler.box import version_1 as box_version_1
+from megascope.profiler.box.box import ABSENT_I64, ABSENT_INDEX, RAW, RECORD_BYTES, BoxLayout, BoxReader
+from megascope.profiler.box.format import EXTENDED, FACTS, HEAD, LAP_OFFSET, LEAF, LEAF_END, PLAIN
 from megascope.profiler.errors import FormatError
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder

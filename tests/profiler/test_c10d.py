@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from megascope.profiler.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
-from megascope.profiler.c10d import install_collectives
-from megascope.profiler.c10d_groups import Groups
-from megascope.profiler.c10d_kernels import Operation, _Watch
-from megascope.profiler.c10d_spans import OperationSpans
-from megascope.profiler.metadata import read_metadata
+from megascope.profiler.box.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
+from megascope.profiler.box.metadata import read_metadata
+from megascope.profiler.c10d.c10d import install_collectives
+from megascope.profiler.c10d.groups import Groups
+from megascope.profiler.c10d.kernels import Operation, _Watch
+from megascope.profiler.c10d.spans import OperationSpans
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.topology import Topology

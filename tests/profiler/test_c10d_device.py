@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from megascope.profiler import c10d_groups
-from megascope.profiler.box import BoxReader
-from megascope.profiler.c10d_groups import Groups
-from megascope.profiler.c10d_hooks import has_hooks, install_hooks, segment_name
-from megascope.profiler.c10d_spans import OperationSpans
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.c10d import groups as c10d_groups
+from megascope.profiler.c10d.groups import Groups
+from megascope.profiler.c10d.hooks import has_hooks, install_hooks, segment_name
+from megascope.profiler.c10d.spans import OperationSpans
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.topology import Topology
 from megascope.profiler.vocabulary import STATUS_CODES, Status

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.span import Span
 from megascope.profiler.cadence import DEFAULT_SHADOW_EVERY, Cadence, chosen
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.errors import UsageError
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
-from megascope.profiler.span import Span
 from megascope.profiler.vocabulary import SegmentKind
 from support.fake_cuda import FakeCuda
 from support.recording import Recorded, settings

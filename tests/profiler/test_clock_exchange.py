@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megascope.collectors.agent import Agent, AgentSettings
-from megascope.collectors.clock_sql import OffsetSource
-from megascope.collectors.clock_update import ClockKeeper
-from megascope.collectors.store import Store
+from megascope.collectors.agent.agent import Agent, AgentSettings
+from megascope.collectors.clocks.update import ClockKeeper
+from megascope.collectors.reading.clock_sql import OffsetSource
+from megascope.collectors.reading.store import Store
 from megascope.profiler import clock_exchange, opening, session
 from megascope.profiler.clock_exchange import Exchange, Party, answer, ask, open_server, start_exchange
 from megascope.profiler.identity import Identity

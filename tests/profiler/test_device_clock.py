@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.profiler.box import ABSENT_I64, ABSENT_INDEX, BoxReader
+from megascope.profiler.box.box import ABSENT_I64, ABSENT_INDEX, BoxReader
 from megascope.profiler.device_clock import CudaTimer
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder

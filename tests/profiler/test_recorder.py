@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from megascope.profiler import opening
-from megascope.profiler.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
+from megascope.profiler.box.box import ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder

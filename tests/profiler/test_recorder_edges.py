@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import megascope
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.hot_path import NO_SPAN
+from megascope.profiler.box.open_spans import LEAK_STEPS
+from megascope.profiler.box.ring_writer import ABORTED
+from megascope.profiler.box.span import Span
 from megascope.profiler.cadence import Cadence
-from megascope.profiler.hot_path import NO_SPAN
 from megascope.profiler.in_compiled_code import no_begin
-from megascope.profiler.open_spans import LEAK_STEPS
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
-from megascope.profiler.ring_writer import ABORTED
-from megascope.profiler.span import Span
 from support.recording import SMALL, Recorded, settings
 
 NO_TOKENS = [no_begin("x"), None]

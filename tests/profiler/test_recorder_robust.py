@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from megascope.profiler.box import ABSENT_INDEX, BoxLayout, BoxReader
+from megascope.profiler.box.box import ABSENT_INDEX, BoxLayout, BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.profiler.box import BoxLayout, BoxReader
+from megascope.profiler.box.box import BoxLayout, BoxReader
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
 from megascope.profiler.recorder import Recorder
@@ -108,7 +108,7 @@ def test_a_short_write_costs_its_own_line_alone(recorded: Recorded, monkeypatch:
 SMALL_FILES = """
 import resource, sys
 from pathlib import Path
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box.box import BoxReader
 from megascope.profiler.opening import RecorderSettings, open_recorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 recorder = open_recorder(RecorderSettings(run="run", attempt=0, rank=0, world_size=1, spool=Path(sys.argv[1])))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import megascope
-from megascope.collectors.rank_drain import RankDrain
-from megascope.profiler.box import BoxReader
+from megascope.collectors.spool.rank_drain import RankDrain
+from megascope.profiler.box.box import BoxReader
 from megascope.profiler.rendezvous import in_rendezvous
 from megascope.profiler.vocabulary import STATUS_CODES, Status
 from support.forkrun import fork_ranks, run_ranks

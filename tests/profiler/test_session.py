@@ -14,9 +14,9 @@ import pytest
 
 import megascope
 from megascope.profiler import agent_process, session
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.identity import identify, next_attempt_in
-from megascope.profiler.metadata import read_metadata
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import RecorderSettings, open_recorder
 
@@ -174,7 +174,9 @@ def test_decoys_in_the_working_folder_are_not_imported(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     for decoy in ("trainer/__init__.py", "profiler.py", "collectors.py"):
         (tmp_path / decoy).write_text("raise SystemExit('a decoy was imported')")
-    code = "import megascope, megascope.trainer, megascope.collectors.schemas; print(megascope.profiler.__name__)"
+    code = (
+        "import megascope, megascope.trainer, megascope.collectors.tables.schemas; print(megascope.profiler.__name__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )

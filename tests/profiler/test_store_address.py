@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-from megascope.collectors.manifest import data_folder
+from megascope.collectors.manifests.manifest import data_folder
 from megascope.collectors.storage.address import store_path
 from megascope.profiler.errors import UsageError
 from megascope.profiler.identity import next_attempt_in

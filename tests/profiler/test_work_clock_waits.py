@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megascope.profiler import session
-from megascope.profiler.automatic_data import timed_next
-from megascope.profiler.automatic_gc import install_gc
-from megascope.profiler.c10d_groups import Groups
-from megascope.profiler.c10d_spans import OperationSpans
+from megascope.profiler.automatic.data import timed_next
+from megascope.profiler.automatic.gc_spans import install_gc
+from megascope.profiler.c10d.groups import Groups
+from megascope.profiler.c10d.spans import OperationSpans
 from megascope.profiler.vocabulary import SegmentKind
 from megascope.profiler.work_clock import HELPED, WorkClock
 from support.recording import Recorded

@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors import manifest, rank_metadata, writer
-from megascope.collectors.agent import AgentSettings, run_agent
-from megascope.collectors.durable import write_durably
+from megascope.collectors.agent.agent import AgentSettings, run_agent
+from megascope.collectors.manifests import manifest
+from megascope.collectors.spool import rank_metadata
+from megascope.collectors.storage.durable import write_durably
+from megascope.collectors.writing import writer
 
 TESTS = Path(__file__).parents[1]
 

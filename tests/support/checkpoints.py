@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megascope.collectors.durable import write_durably
+from megascope.collectors.storage.durable import write_durably
 from megascope.trainer.checkpoints.commit import Commit, model_of, write_commit
 from megascope.trainer.checkpoints.description import Piece
 from megascope.trainer.checkpoints.files import commit_path

@@ -15,14 +15,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors import manifest_writer, merging
-from megascope.collectors.compaction_plan import Limits
-from megascope.collectors.manifest import is_compactor_folder
-from megascope.collectors.retention_plan import Retention
-from megascope.collectors.store import Attempt, Store
-from megascope.collectors.sweeping import sweep
-from megascope.collectors.upkeep import upkeep
-from megascope.collectors.writer import TableWriter, WriterHeldError
+from megascope.collectors.manifests.manifest import is_compactor_folder
+from megascope.collectors.reading.store import Attempt, Store
+from megascope.collectors.upkeep.compaction_plan import Limits
+from megascope.collectors.upkeep.retention_plan import Retention
+from megascope.collectors.upkeep.sweeping import sweep
+from megascope.collectors.upkeep.upkeep import upkeep
+from megascope.collectors.writing import manifest_writer, merging
+from megascope.collectors.writing.writer import TableWriter, WriterHeldError
 from support.dying import Point, die_at
 
 RUN = "run"

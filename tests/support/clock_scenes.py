@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megascope.collectors.clock_pairs import Ends, FloatArray, Side
+from megascope.collectors.clocks.pairs import Ends, FloatArray, Side
 
 FIRST_NS = 1_790_000_000 * 10**9
 SECOND = 10**9

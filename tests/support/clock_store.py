@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import group_id, segment_id
 
 from .clock_scenes import FIRST_NS, SECOND, Truth

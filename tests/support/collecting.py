@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors.agent import Agent
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import SegmentKind
 

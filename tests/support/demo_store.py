@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from megascope.collectors.agent import AgentSettings, run_agent
+from megascope.collectors.agent.agent import AgentSettings, run_agent
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors import durable, keeper, manifest, merging, writer
+from megascope.collectors.manifests import manifest
+from megascope.collectors.storage import durable
+from megascope.collectors.upkeep import keeper
+from megascope.collectors.writing import merging, writer
 
 EXIT_CODE = 9
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from megascope.collectors.store import Store
-from megascope.score_runs import ROLLUPS, SPANS
-from megascope.score_trials import COSTS
+from megascope.collectors.reading.store import Store
+from megascope.scoring.runs import ROLLUPS, SPANS
+from megascope.scoring.trials import COSTS
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.job import SimulatedJob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megascope.collectors.attempts import Attempt
+from megascope.collectors.reading.attempts import Attempt
 from megascope.heatmap.fleet.history import History
 from megascope.heatmap.fleet.lost import LostBy, lost_shares
 from megascope.heatmap.mfu.steps import StepSeries

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 
 from .synthetic_job import SyntheticJob
 

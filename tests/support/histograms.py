@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megascope.collectors.histogram import BINS_PER_E, bins_of, cell_percentiles
+from megascope.collectors.rollups.histogram import BINS_PER_E, bins_of, cell_percentiles
 
 Histogram = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """Bins, ascending, and the count of each."""

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from megascope.collectors.importers.imported import Format, Imported, Report, no_progress
 from megascope.collectors.importers.importing import import_run, open_source
-from megascope.collectors.importers.kineto import DEFAULT_DEPTH
+from megascope.collectors.importers.kineto.kineto import DEFAULT_DEPTH
 from megascope.collectors.importers.recognise import recognise
-from megascope.collectors.schemas import TABLES
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
+from megascope.collectors.tables.schemas import TABLES
 
 
 def imported(folder: Path, *paths: Path, **options: Any) -> tuple[Report, Store]:

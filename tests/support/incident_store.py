@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.writing.writer import TableWriter
 
 from .synthetic_job import SyntheticJob
 

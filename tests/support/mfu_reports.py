@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.mfu.report import render
 from megascope.heatmap.mfu.result import MfuReport
 

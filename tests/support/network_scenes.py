@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.heatmap.network.channels import Channels
 from megascope.heatmap.network.find import find_network
 from megascope.heatmap.observations import observe

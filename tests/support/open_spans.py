@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from megascope.profiler.box import ABSENT_INDEX
+from megascope.profiler.box.box import ABSENT_INDEX
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import SegmentKind
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
 
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.dashboards.server import background_server
 from megascope.heatmap.matrix import Matrix, segment_matrix
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megascope.profiler.box import BoxLayout
+from megascope.profiler.box.box import BoxLayout
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.topology import Topology

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from megascope.profiler.box import BoxLayout, BoxReader
-from megascope.profiler.metadata import read_metadata
+from megascope.profiler.box.box import BoxLayout, BoxReader
+from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.opening import RecorderSettings
 from megascope.profiler.recorder import Recorder
 

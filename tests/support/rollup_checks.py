@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 
 from .histograms import bin_sql
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from megascope.collectors.rollup import window_rows
-from megascope.collectors.store import Attempt, Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Attempt, Store
+from megascope.collectors.rollups.rollup import window_rows
+from megascope.collectors.writing.writer import TableWriter
 
 _SMALL = ("runs", "ranks", "segments", "steps")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megascope.trainer.simulator.hang_closure import ends
-from megascope.trainer.simulator.hang_program import EDGES, Call, Op, send
-from megascope.trainer.simulator.hangs import HangScene
+from megascope.trainer.simulator.hangs.closure import ends
+from megascope.trainer.simulator.hangs.hangs import HangScene
+from megascope.trainer.simulator.hangs.program import EDGES, Call, Op, send
 
 Place = tuple[int, int, int]
 

@@ -14,7 +14,7 @@ from megascope.batch.rollups import find_rollups
 from megascope.batch.scope import Scope, find_scope
 from megascope.batch.whatif import find_whatif_over
 from megascope.batch.worst import find_worst
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.collectors.verdicts import to_json
 
 STRETCH = 10

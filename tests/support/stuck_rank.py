@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from megascope.profiler.box import BoxLayout
+from megascope.profiler.box.box import BoxLayout
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import SegmentKind

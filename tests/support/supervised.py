@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.question import Answer
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.incidents.question import Answer
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.trainer.supervisor import diagnosis, supervisor
 from megascope.trainer.supervisor.hub import Hub, open_listener
 from megascope.trainer.supervisor.job import Job, Patience

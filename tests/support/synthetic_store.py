@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from megascope.collectors.schemas import RANKS_PER_BLOCK, block_name
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.tables.schemas import RANKS_PER_BLOCK, block_name
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import Topology, group_id
 
 from .synthetic_heartbeats import heartbeat_rows

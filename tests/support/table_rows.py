@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from megascope.collectors.schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN
+from megascope.collectors.tables.schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN
 
 ADDED = ("run", "attempt", WRITTEN_COLUMN, WRITER_COLUMN)
 NAMES_OF_TABLES = tuple(sorted(set(TABLES) - {"runs"}))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.errors import MegascopeError, UsageError
-from megascope.profiler.metadata import read_metadata
 from megascope.profiler.null import NullRecorder
 from megascope.profiler.opening import open_recorder
 from megascope.trainer.checkpoints.files import committed_steps, shard_path, step_folder

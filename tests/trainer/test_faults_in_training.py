@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from megascope.profiler.box import BoxReader
-from megascope.profiler.metadata import MetadataKind, read_metadata
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.metadata import MetadataKind, read_metadata
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.trainer.worker import run_worker
 from support.forkrun import Outcome, fork_ranks

@@ -15,8 +15,8 @@ from benchmarks.hang_keeping import Keeper
 from benchmarks.hang_looks import Looks, incident
 from benchmarks.hang_trials import CHECKPOINT_EVERY, LAYOUTS, STEP, Trial, plan
 from benchmarks.trainer_hangs import Campaign, chosen
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.trainer.config import load_config
 from megascope.trainer.faults.kinds import FaultKind, parse_fault
 

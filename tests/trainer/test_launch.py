@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from megascope.profiler.box import BoxReader
+from megascope.profiler.box.box import BoxReader
+from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.errors import MegascopeError, UsageError
-from megascope.profiler.metadata import read_metadata
 from megascope.trainer.config import CheckpointConfig, DataConfig, RecordConfig, Tokenizer, TrainConfig
 from megascope.trainer.launch import launch, train
 from megascope.trainer.worker import place_from_environment, run_worker

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.profiler.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
-from megascope.profiler.metadata import MetadataKind, read_metadata
+from megascope.profiler.box.box import ABSENT_I16, ABSENT_I32, ABSENT_I64, ABSENT_INDEX, BoxReader
+from megascope.profiler.box.metadata import MetadataKind, read_metadata
 from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.trainer.loop import TrainResult
 from megascope.trainer.schedule import as_rows, training_schedule

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import UsageError
 from megascope.profiler.topology import group_id
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import HANG_KINDS, FaultKind, parse_fault
-from megascope.trainer.simulator.hang_ahead import Lead
-from megascope.trainer.simulator.hang_closure import outstanding
-from megascope.trainer.simulator.hang_flights import Channels, flights_of, progress_of, sequences_before
-from megascope.trainer.simulator.hang_gaps import Gaps, Hardness
-from megascope.trainer.simulator.hang_program import Op
-from megascope.trainer.simulator.hang_tables import seen_ns
-from megascope.trainer.simulator.hangs import HangScene, hang_scene
+from megascope.trainer.simulator.hangs.ahead import Lead
+from megascope.trainer.simulator.hangs.closure import outstanding
+from megascope.trainer.simulator.hangs.flights import Channels, flights_of, progress_of, sequences_before
+from megascope.trainer.simulator.hangs.gaps import Gaps, Hardness
+from megascope.trainer.simulator.hangs.hangs import HangScene, hang_scene
+from megascope.trainer.simulator.hangs.program import Op
+from megascope.trainer.simulator.hangs.tables import seen_ns
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.session import Recording
 from megascope.trainer.simulator.writing import simulate

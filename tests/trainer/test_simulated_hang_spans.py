@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import parse_fault
-from megascope.trainer.simulator.hang_ahead import IN_STEP, Lead
-from megascope.trainer.simulator.hang_gaps import Hardness
+from megascope.trainer.simulator.hangs.ahead import IN_STEP, Lead
+from megascope.trainer.simulator.hangs.gaps import Hardness
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.session import Recording
 from megascope.trainer.simulator.writing import simulate

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import group_id
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import HANG_KINDS, FaultKind, parse_fault
-from megascope.trainer.simulator.hang_tables import SEEN_S, SILENT_AFTER_S, Evidence, seen_ns
-from megascope.trainer.simulator.hangs import hang_scene
+from megascope.trainer.simulator.hangs.hangs import hang_scene
+from megascope.trainer.simulator.hangs.tables import SEEN_S, SILENT_AFTER_S, Evidence, seen_ns
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.session import Recording
 from megascope.trainer.simulator.writing import simulate

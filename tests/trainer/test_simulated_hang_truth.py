@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megascope.score_kinds import HANG_TRIALS, SeedSet
-from megascope.score_trials import plan_trials
+from megascope.scoring.kinds import HANG_TRIALS, SeedSet
+from megascope.scoring.trials import plan_trials
 from megascope.trainer.simulator.faults import HELD_UP_KINDS, FaultKind, parse_fault
 from megascope.trainer.simulator.groups import Groups
-from megascope.trainer.simulator.hang_ahead import Lead
-from megascope.trainer.simulator.hang_flights import Channels, flights_of, progress_of
-from megascope.trainer.simulator.hangs import HangScene, hang_scene
+from megascope.trainer.simulator.hangs.ahead import Lead
+from megascope.trainer.simulator.hangs.flights import Channels, flights_of, progress_of
+from megascope.trainer.simulator.hangs.hangs import HangScene, hang_scene
 
 Row = Mapping[str, Any]
 KINDS = sorted(str(kind) for kind in HANG_TRIALS - {FaultKind.LOST_HEARTBEATS, *HELD_UP_KINDS})

@@ -15,9 +15,9 @@ from megascope.profiler.topology import group_id
 from megascope.profiler.vocabulary import SegmentKind
 from megascope.trainer.simulator.costs import Costs
 from megascope.trainer.simulator.faults import HANG_KINDS, Fault, FaultKind, parse_fault
-from megascope.trainer.simulator.hang_flights import Channels, flights_of, progress_of, steps_of
-from megascope.trainer.simulator.hang_program import Op
-from megascope.trainer.simulator.hangs import HangScene, hang_scene
+from megascope.trainer.simulator.hangs.flights import Channels, flights_of, progress_of, steps_of
+from megascope.trainer.simulator.hangs.hangs import HangScene, hang_scene
+from megascope.trainer.simulator.hangs.program import Op
 from megascope.trainer.simulator.job import SimulatedJob
 from support.slow_hang import Place, SlowJob
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megascope.collectors.clocks import load_clocks
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.clocks.clocks import load_clocks
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.trainer.simulator.clocks import HostClocks
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise_fit import COMPLETION

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.score_trials import COSTS
-from megascope.trainer.simulator.hang_ahead import Lead
-from megascope.trainer.simulator.hang_gaps import Hardness
+from megascope.collectors.reading.store import Store
+from megascope.scoring.trials import COSTS
+from megascope.trainer.simulator.hangs.ahead import Lead
+from megascope.trainer.simulator.hangs.gaps import Hardness
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.session import Recording
 from megascope.trainer.simulator.writing import simulate

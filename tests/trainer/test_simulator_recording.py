@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.store import Attempt, Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Attempt, Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.profiler.errors import UsageError
 from megascope.trainer.simulator import engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megascope.collectors.store import Attempt, Store
+from megascope.collectors.reading.store import Attempt, Store
 from megascope.profiler.topology import group_id
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise_fit import COMPLETION

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.fault_jobs import Ran, run_trial
 from benchmarks.fault_trials import MIXED, STEPS, Trial, plan
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.trainer.launch import preload
 
 pytestmark = pytest.mark.alone

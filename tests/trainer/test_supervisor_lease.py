@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megascope.cli import main
-from megascope.collectors.shared_claim import SharedClaim
+from megascope.collectors.storage.shared_claim import SharedClaim
 from megascope.profiler.errors import MegascopeError
 from megascope.trainer.supervisor import lease as lease_module
 from megascope.trainer.supervisor.history import run_folder

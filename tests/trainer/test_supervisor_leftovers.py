@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.trainer.children import Children
 from megascope.trainer.stopping import CONTROL_VARIABLE, StopRequest
 from megascope.trainer.supervisor import local, node

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors import step_rows
-from megascope.collectors.duck import connect
 from megascope.collectors.hardware.metrics import ECC_ERRORS
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.duck import connect
+from megascope.collectors.reading.store import Store
+from megascope.collectors.spool import step_rows
+from megascope.collectors.writing.writer import TableWriter
 from megascope.trainer.supervisor.detectors import missed_heartbeats, not_finite
 from megascope.trainer.supervisor.observing import Observer
 from megascope.trainer.supervisor.signs import Beat

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascope.collectors.question import Question
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.incidents.question import Question
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.errors import UsageError
 from megascope.profiler.host import host_name
 from megascope.trainer.config import CheckpointConfig, DataConfig, RecordConfig, load_config

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from megascope.collectors.question import Answer
+from megascope.collectors.incidents.question import Answer
 from megascope.trainer.supervisor import watching
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Trigger

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascope.collectors.schemas import TABLES
+from megascope.collectors.tables.schemas import TABLES
 from megascope.viz3d.beats import COLUMNS, states_of
 from megascope.viz3d.collector import without_collector
 from megascope.viz3d.states import Flight, RankState

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from megascope.bundling import bundle
 from megascope.cli import main
-from megascope.collectors.dumps import dumps_folder
-from megascope.collectors.store import Store
+from megascope.collectors.incidents.dumps import dumps_folder
+from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
-from megascope.viz3d import bundle_files, bundle_store
-from megascope.viz3d.bundle import write_bundle
-from megascope.viz3d.bundle_reading import unpacked
+from megascope.viz3d.bundle import files as bundle_files
+from megascope.viz3d.bundle import store as bundle_store
+from megascope.viz3d.bundle.bundle import write_bundle
+from megascope.viz3d.bundle.reading import unpacked
 from megascope.viz3d.hang import Judged, diagnose_with_graph
 from megascope.viz3d.paths import Sources, diagnose_paths, sort_paths
 from support.dumps import absent_member

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Store
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Store
 from megascope.profiler.topology import Topology
 from megascope.viz3d.hang import diagnose
 from megascope.viz3d.verdict import CulpritKind, HangVerdict, State

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from megascope.collectors.sql import run_sql
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.sql import run_sql
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import Topology
 from megascope.viz3d.hang import diagnose, to_json
 from megascope.viz3d.report import render

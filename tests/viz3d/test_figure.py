@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.viz3d.figure import NodeState, Scene, build_scene, scene_figure
 from megascope.viz3d.hang import diagnose
 from megascope.viz3d.snapshot import Snapshot, take_snapshot

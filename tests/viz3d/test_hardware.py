@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.viz3d.hang import diagnose
 from support.hardware_store import Trouble, add_hardware
 from support.synthetic_store import SyntheticJob, write_synthetic_store

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.collectors.writer import TableWriter
+from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import group_id, segment_id
 from megascope.viz3d.history import NoHistory, StoreHistory
 from megascope.viz3d.states import Flight

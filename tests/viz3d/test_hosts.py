@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from megascope.collectors.clocks import Clocks, HostClock, load_clocks
-from megascope.collectors.store import Store
+from megascope.collectors.clocks.clocks import Clocks, HostClock, load_clocks
+from megascope.collectors.reading.store import Store
 from megascope.profiler.topology import Topology
 from megascope.viz3d.deaths import Death, first_deaths
 from megascope.viz3d.hang import diagnose

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.dumps import dumps_folder
+from megascope.collectors.incidents.dumps import dumps_folder
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
 from megascope.viz3d.paths import diagnose_paths, sort_paths

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
+from megascope.collectors.reading.store import Store
 from megascope.profiler.topology import Topology
 from megascope.viz3d.hang import diagnose
 from megascope.viz3d.looks import Diagnosis, compare_looks

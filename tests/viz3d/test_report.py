@@ -9,7 +9,7 @@ import pytest
 
 from megascope.profiler.topology import Topology
 from megascope.viz3d.advice import next_steps
-from megascope.viz3d.bundle import report_text
+from megascope.viz3d.bundle.bundle import report_text
 from megascope.viz3d.hang import diagnose_with_graph
 from megascope.viz3d.stack_evidence import load_stacks
 from megascope.viz3d.verdict import CulpritKind, GroupName, HangCulprit

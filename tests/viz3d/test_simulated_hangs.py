@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megascope.collectors.store import Store
-from megascope.score_trials import COSTS
+from megascope.collectors.reading.store import Store
+from megascope.scoring.trials import COSTS
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise import load_noise

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...collectors.durable import write_durably
+from ...collectors.storage.durable import write_durably
 from ...profiler.errors import UsageError
 from .commit import Commit, read_commit, write_commit
 from .files import DamagedError, commit_path, committed_steps, remove_all_but, remove_uncommitted, step_folder

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ...collectors.durable import make_folders, write_durably
+from ...collectors.storage.durable import make_folders, write_durably
 from ...profiler.errors import MegascopeError, UsageError
 from ..config import ModelConfig, Precision
 from .commit import Commit

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...collectors.durable import make_folders, write_durably
+from ...collectors.storage.durable import make_folders, write_durably
 from ...profiler.errors import MegascopeError, UsageError
 from ..config import ModelConfig, Precision
 from .commit import Commit, model_of, write_commit

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...collectors.durable import make_folders, write_durably
+from ...collectors.storage.durable import make_folders, write_durably
 from .description import Block, Description, Piece, checksum_of, write_description
 from .files import commit_path, description_path, shard_path
 

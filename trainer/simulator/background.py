@@ -6,8 +6,8 @@ import queue
 import threading
 from collections.abc import Sequence
 
-from ...collectors.schemas import block_name
-from ...collectors.writer import TableWriter
+from ...collectors.tables.schemas import block_name
+from ...collectors.writing.writer import TableWriter
 from .job import SimulatedJob
 from .tables import Rows
 

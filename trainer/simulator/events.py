@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...collectors.schemas import RANKS_PER_BLOCK
+from ...collectors.tables.schemas import RANKS_PER_BLOCK
 from ...profiler.vocabulary import Clock, Status
 from .clocks import HostClocks
 from .effects import BoolArray, FloatArray, IntArray
 from .groups import Groups
-from .hang_ahead import IN_STEP, Lead
+from .hangs.ahead import IN_STEP, Lead
 from .job import SimulatedJob
 from .launches import enqueued
 from .spans import SEGMENTS, Spans, shape_of

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .effects import BoolArray, IntArray
-from .hang_ahead import LAUNCH_NS, Lead
-from .hang_program import Call, Op, Shape, step_calls
+from .hangs.ahead import LAUNCH_NS, Lead
+from .hangs.program import Call, Op, Shape, step_calls
 from .job import SimulatedJob
 from .spans import Spans
 
@@ -65,7 +65,7 @@ def launches(calls: Sequence[Call], begin: IntArray, end: IntArray, lead: Lead) 
     does them, nanoseconds.
 
     It goes on from call to call until ``lead.in_flight`` operations are under way, or it needs a result; never later
-    than the device begins, and one after the other. `hang_ahead.issue_times` is the same for the step of a hang.
+    than the device begins, and one after the other. `hangs.ahead.issue_times` is the same for the step of a hang.
     """
     steps, ranks, _ = begin.shape
     held = lead.barriers([*calls, *calls])[len(calls) :]

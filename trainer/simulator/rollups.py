@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...collectors.histogram import bins_of
-from ...collectors.rollup import to_arrow, window_rows
-from ...collectors.windows import WINDOW_STEPS, Summary, Windows
+from ...collectors.rollups.histogram import bins_of
+from ...collectors.rollups.rollup import to_arrow, window_rows
+from ...collectors.rollups.windows import WINDOW_STEPS, Summary, Windows
 from .effects import FloatArray, IntArray
 from .job import SimulatedJob
 from .spans import SEGMENTS, Spans, shape_of

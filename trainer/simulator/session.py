@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ...collectors.schemas import RANKS_PER_BLOCK
+from ...collectors.tables.schemas import RANKS_PER_BLOCK
 from . import tables
 from .background import Background
 from .clocks import HostClocks
@@ -17,7 +17,7 @@ from .effects import FloatArray, IntArray
 from .engine import Engine, pieces, room_for_steps
 from .events import EventSink
 from .groups import Groups
-from .hang_ahead import IN_STEP, Lead
+from .hangs.ahead import IN_STEP, Lead
 from .job import SimulatedJob
 from .rollups import RollupSink
 from .spans import Sink, Spans, shape_of

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ...collectors.schemas import RANKS_PER_BLOCK
+from ...collectors.tables.schemas import RANKS_PER_BLOCK
 from ..schedule import as_rows
 from .clocks import HostClocks
 from .effects import FloatArray, IntArray

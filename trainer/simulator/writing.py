@@ -10,18 +10,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...collectors.manifest import manifest_folders
-from ...collectors.store import Store
-from ...collectors.writer import TableWriter
+from ...collectors.manifests.manifest import manifest_folders
+from ...collectors.reading.store import Store
+from ...collectors.writing.writer import TableWriter
 from ...profiler.errors import UsageError
 from . import tables
 from .background import Background
 from .fault_effects import carriers, check_beside, check_fault, effect_of, fault_rows
 from .faults import Fault, FaultKind
-from .hang_gaps import PLAIN, Hardness
-from .hang_spans import CompletedSpans
-from .hang_tables import SECOND, SILENT_AFTER_S, Evidence
-from .hangs import hang_scene
+from .hangs.gaps import PLAIN, Hardness
+from .hangs.hangs import hang_scene
+from .hangs.spans import CompletedSpans
+from .hangs.tables import SECOND, SILENT_AFTER_S, Evidence
 from .job import SimulatedJob
 from .session import Progress, Recording, Session, Simulated
 

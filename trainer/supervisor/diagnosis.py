@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...collectors.question import Question
+from ...collectors.incidents.question import Question
 from .accusing import FIRM, accused_by_hang, says_not_finite, says_storage
 from .attempt import AttemptState
 from .hub import Hub

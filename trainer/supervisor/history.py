@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...collectors.durable import make_folders, write_durably
-from ...collectors.manifest import quote_name
-from ...collectors.retention_beside import SUPERVISOR
+from ...collectors.manifests.manifest import quote_name
+from ...collectors.storage.durable import make_folders, write_durably
+from ...collectors.upkeep.retention_beside import SUPERVISOR
 from ...profiler.errors import MegascopeError
 
 VERSION = 1

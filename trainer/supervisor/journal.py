@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...collectors.incidents import MOST_ACTIONS
-from ...collectors.writer import TableWriter
+from ...collectors.incidents.incidents import MOST_ACTIONS
+from ...collectors.writing.writer import TableWriter
 from ...profiler.errors import MegascopeError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...collectors.shared_claim import SharedClaim
+from ...collectors.storage.shared_claim import SharedClaim
 from ...profiler.errors import MegascopeError
 from ...profiler.host import host_name
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...collectors.store import Attempt, Store
+from ...collectors.reading.store import Attempt, Store
 from ...profiler.errors import MegascopeError, UsageError
 from .detectors import ECC_METRIC, XID_METRIC
 from .goodput import StepSpan
@@ -79,7 +79,7 @@ class Observer:
     """
 
     def __init__(self, root: Path, run: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        from ...collectors.duck import connect  # noqa: PLC0415
+        from ...collectors.reading.duck import connect  # noqa: PLC0415
 
         self._root, self._run, self._clock_ns = root, run, clock_ns
         self._store: Store | None = None

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torch._C._distributed_c10d import TCPStore
 
-from ...collectors.manifest import quote_name
+from ...collectors.manifests.manifest import quote_name
 from ...profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE
 from ...profiler.opening import default_spool
 from ..config import load_config

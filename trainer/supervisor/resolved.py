@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ...collectors.durable import make_folders, write_durably
+from ...collectors.storage.durable import make_folders, write_durably
 from ..config import TrainConfig
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...collectors.duck import plain_integers
+from ...collectors.reading.duck import plain_integers
 from .signs import StepRecord
 
 if TYPE_CHECKING:

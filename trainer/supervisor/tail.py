@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ...collectors.duck import is_read_error, plain_integers, query_error
-from ...collectors.evolution import by_version, scan
-from ...collectors.manifest import COMPACTOR, FileEntry, quote_name
-from ...collectors.schemas import TABLES
-from ...collectors.store import Attempt, Store
+from ...collectors.manifests.manifest import COMPACTOR, FileEntry, quote_name
+from ...collectors.reading.duck import is_read_error, plain_integers, query_error
+from ...collectors.reading.evolution import by_version, scan
+from ...collectors.reading.store import Attempt, Store
+from ...collectors.tables.schemas import TABLES
 
 if TYPE_CHECKING:
     import duckdb

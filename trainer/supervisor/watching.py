@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...collectors.question import Question
+from ...collectors.incidents.question import Question
 from .accusing import accused_by_stragglers, network_signs
 from .attempt import AttemptState
 from .detectors import accuses, device_errors, signs_of

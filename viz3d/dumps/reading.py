@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ...collectors.dumps import LEFT_OUT
+from ...collectors.incidents.dumps import LEFT_OUT
 from ...profiler.errors import FormatError, UsageError
 from ...profiler.topology_file import TopologyFile, read_topology
 from .facts import Damaged, Dump, DumpFolder

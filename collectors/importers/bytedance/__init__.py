@@ -1,0 +1,1 @@
+"""Traces in the format that ByteDance published with its what-if analysis."""

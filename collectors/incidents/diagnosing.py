@@ -1,0 +1,54 @@
+"""Asking `megascope hang` for the verdict on a job that stands still: one child at a time, one host of the fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..manifests.manifest import quote_name
+from ..storage.shared_claim import SharedClaim
+from .question import TIMEOUT_S, Answer, Question
+
+FOLDER = "_diagnoses"
+"""Folder of the store with the claims."""
+
+NICENESS = 10
+
+
+def diagnosis_claim(store: Path, run: str, attempt: int, holder: str) -> SharedClaim:
+    """The right to diagnose an attempt, of one host of the fleet; its holder renews it while the stall lasts."""
+    return SharedClaim(store / FOLDER / f"run={quote_name(run)}" / f"attempt={attempt}", "diagnosis", holder)
+
+
+class Diagnoser:
+    """Asks beside its caller, who looks for the answer with `poll`."""
+
+    def __init__(self, store: Path, timeout_s: float = TIMEOUT_S) -> None:
+        self._store, self._timeout_s = store, timeout_s
+        self._question: Question | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a child runs, or has an answer that nobody took."""
+        return self._question is not None
+
+    def start(self, run: str, attempt: int) -> str | None:
+        """Begin; None, or what is in the way."""
+        if self._question is not None:
+            return "a diagnosis is under way already"
+        question = Question("hang", self._store, run, attempt, timeout_s=self._timeout_s, niceness=NICENESS)
+        if question.problem is None:
+            self._question = question
+        return question.problem
+
+    def poll(self) -> Answer | None:
+        """The answer, once; None while there is none."""
+        answer = None if self._question is None else self._question.poll()
+        if answer is not None:
+            self._question = None
+        return answer
+
+    def close(self) -> None:
+        """Kill what runs."""
+        if self._question is not None:
+            self._question.close()
+            self._question = None

@@ -1,0 +1,126 @@
+"""How long the ranks of a host may do nothing before that is a stall: by the job's own pace, and by what it does."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...profiler.vocabulary import WAITING_KINDS, SegmentKind
+from ..spool.rank_drain import RankDrain
+from .phases import PhaseBoard, only_waits
+
+SLOW_KINDS = frozenset(
+    {SegmentKind.INIT, SegmentKind.COMPILE, SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.DATA}
+)
+"""Work that takes long once in a while and makes all others wait; so does everything before the first step is done."""
+
+PATIENCE = 5
+"""So many times the usual patience is had with slow kinds, and with a job that starts."""
+
+STEPS = 3
+TIMES_LONGEST = 2
+"""A stall is longer than so many steps, and than so many times the longest rest in the same work."""
+
+WARM_UP_STEPS = 2
+"""Until a rank has made more than so many steps, its pace is not known."""
+
+_REST_NS = 10**9
+_KEPT_STEPS = 64
+
+
+class StallPace:
+    """Learns from the ranks of one attempt how long their steps and their rests are.
+
+    ``board`` tells what ranks of other hosts are in; None: nobody else is known.
+    """
+
+    def __init__(self, stall_s: float, state: Mapping[str, Any] | None = None, board: PhaseBoard | None = None) -> None:
+        self._stall_ns, self._board = int(stall_s * 1e9), board
+        known = state or {}
+        self._steps: deque[int] = deque(known.get("steps", ()), maxlen=_KEPT_STEPS)
+        self._longest: dict[str, int] = dict(known.get("longest", {}))
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._first: dict[int, tuple[int, int]] = {}
+        self._resting: tuple[frozenset[str], int] = frozenset(), 0
+        self._phase_ns = 0
+
+    def state(self) -> dict[str, Any]:
+        """For a later agent."""
+        return {"steps": list(self._steps), "longest": self._longest}
+
+    def watch(self, ranks: Sequence[RankDrain]) -> tuple[int, int | None]:
+        """Look once: for how long nothing has moved, and from when on that is a stall; both in nanoseconds.
+
+        The second is None where nothing is in flight: ranks that rest without having begun anything are idle.
+        """
+        self._watch_steps(ranks)
+        changed_ns = max((rank.changed_ns for rank in ranks), default=0)
+        quiet_ns = time.monotonic_ns() - changed_ns
+        if quiet_ns < min(_REST_NS, self._stall_ns):
+            self._learn()
+            return quiet_ns, self._stall_ns
+        flights = [flight for rank in ranks if not rank.is_ended for flight in _held_in(rank.flights())]
+        phases = self._phases_elsewhere(ranks, quiet_ns)
+        if self._resting[1] > quiet_ns:  # it moved since, and rests again
+            self._learn()
+        work = phases or _work(flights)
+        self._resting = work, quiet_ns
+        if not flights:
+            return quiet_ns, None
+        is_patient = bool(phases) or not self._steps or any(one["kind"] in SLOW_KINDS for one in flights)
+        # Who waited for a phase has as much time afterwards as if it had moved when that ended.
+        waited_ns = 0 if phases else max(0, self._phase_ns - changed_ns)
+        return quiet_ns, waited_ns + self._patience_ns(work, is_patient=is_patient)
+
+    def _phases_elsewhere(self, ranks: Sequence[RankDrain], quiet_ns: int) -> frozenset[str]:
+        """What ranks of other hosts are in, where those of this host do nothing but wait for others."""
+        if self._board is None or quiet_ns < self._stall_ns / 2 or not only_waits(ranks):
+            return frozenset()
+        phases = self._board.elsewhere()
+        if phases:
+            self._phase_ns = time.monotonic_ns()
+        return phases
+
+    def _patience_ns(self, work: frozenset[str], *, is_patient: bool) -> int:
+        usual = int(statistics.median(self._steps)) if self._steps else 0
+        longest = max((self._longest.get(name, 0) for name in work), default=0)
+        least = self._stall_ns * (PATIENCE if is_patient else 1)
+        return max(least, STEPS * usual, TIMES_LONGEST * longest)
+
+    def _learn(self) -> None:
+        """A rest has ended by itself: so long may the next one in the same work be as well."""
+        work, rested_ns = self._resting
+        for name in work:
+            self._longest[name] = max(rested_ns, self._longest.get(name, 0))
+        self._resting = frozenset(), 0
+
+    def _watch_steps(self, ranks: Sequence[RankDrain]) -> None:
+        for rank in ranks:
+            step, start_ns = rank.reader.step, rank.reader.step_start_ns
+            if step is None or start_ns is None:
+                continue
+            ended = rank.metadata.steps  # short steps are over before the agent looks for the first time
+            first = self._first.setdefault(rank.rank, (ended and ended.first) or (step, start_ns))
+            before, before_ns = self._seen.get(rank.rank, first)
+            if step > max(before, first[0] + WARM_UP_STEPS) and start_ns > before_ns:
+                self._steps.append((start_ns - before_ns) // (step - before))
+            self._seen[rank.rank] = step, start_ns
+
+
+def _held_in(flights: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What a rank may rest in, of all that it has open: who waits for others inside an evaluation is not evaluating."""
+    waits = [one["begun_ns"] for one in flights if one["kind"] in WAITING_KINDS and one.get("waiting")]
+    last = max(waits, default=None)
+    return [one for one in flights if last is None or one["kind"] not in SLOW_KINDS or one["begun_ns"] > last]
+
+
+def _work(flights: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The segments that a rest is put down to: what takes long by nature, else own work, else what is waited for."""
+    for kinds in (SLOW_KINDS, frozenset(SegmentKind) - WAITING_KINDS, frozenset(SegmentKind)):
+        found = frozenset(str(one["segment"]) for one in flights if one["kind"] in kinds)
+        if found:
+            return found
+    return frozenset(str(one["segment"]) for one in flights)

@@ -1,0 +1,1 @@
+"""Opening a store and asking it: attempts, DuckDB views, older versions, fenced SQL."""

@@ -1,0 +1,1 @@
+"""Rollups: windows of steps with histograms, from spans as they arrive."""

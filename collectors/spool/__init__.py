@@ -1,0 +1,1 @@
+"""What ranks leave in a spool, turned into rows on their way to the store."""

@@ -1,0 +1,1 @@
+"""Keeping a store in shape: compaction, retention, and tidying up after writers that are gone."""

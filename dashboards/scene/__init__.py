@@ -1,0 +1,1 @@
+"""The 3D page's data: ranks, waits, history."""

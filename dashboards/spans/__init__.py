@@ -1,0 +1,1 @@
+"""The Timeline's spans, their links and the critical path."""

@@ -1,0 +1,1 @@
+"""How often the analysers are right: trials with known faults."""

@@ -1,0 +1,1 @@
+"""What is recorded without a line of code."""

@@ -1,0 +1,1 @@
+"""One file to attach to an incident: written, and read again."""
