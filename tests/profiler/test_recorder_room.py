@@ -108,7 +108,7 @@ def test_a_short_write_costs_its_own_line_alone(recorded: Recorded, monkeypatch:
 SMALL_FILES = """
 import resource, sys
 from pathlib import Path
-from megascope.profiler.box.box.box import BoxReader
+from megascope.profiler.box.box import BoxReader
 from megascope.profiler.opening import RecorderSettings, open_recorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 recorder = open_recorder(RecorderSettings(run="run", attempt=0, rank=0, world_size=1, spool=Path(sys.argv[1])))
