@@ -26,7 +26,7 @@ from .attempts import UNDATED_NS, Attempt, attempts_of
 from .duck import as_duckdb_error, connect, is_read_error, plain_integers, query_error, replace_views
 from .evolution import ByVersion, by_version, identifier
 from .root import CATALOG, find_store, is_named, unreachable, write_catalog
-from .views import ViewSource, view_statements
+from .views import ViewSource, view_statements, views_of
 
 __all__ = ["CATALOG", "Attempt", "Store"]
 
@@ -37,11 +37,12 @@ _RANK_COLUMNS = frozenset(column.name for column in TABLES["ranks"].columns)
 
 @dataclass(slots=True)
 class _Views:
-    """The views of one attempt (or of all) as they stand in a DuckDB schema of their own."""
+    """The views of one attempt (or of all) in a DuckDB schema; ``made`` are those that queries needed so far."""
 
     schema: str
     version: tuple[Any, ...] = ()
     statements: dict[str, str] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
 
 
 class Store:
@@ -211,7 +212,7 @@ class Store:
     ) -> Iterator[pa.RecordBatch]:
         """As `query`, but the rows come in pieces, so that a result may be larger than memory."""
         self.query(f"SELECT * FROM ({sql}) LIMIT 0", parameters, attempt)  # meets damaged footers and wrong SQL
-        schema = self._prepare(attempt)
+        schema = self._prepare(attempt, sql)
         with contextlib.closing(self._connection.cursor()) as cursor:
             try:
                 cursor.execute(f"USE {schema}")
@@ -222,7 +223,7 @@ class Store:
                 raise query_error(as_duckdb_error(error)) from error
 
     def _execute(self, sql: str, parameters: Sequence[object], attempt: Attempt | None) -> pa.Table:
-        schema = self._prepare(attempt)
+        schema = self._prepare(attempt, sql)
         with contextlib.closing(self._connection.cursor()) as cursor:
             cursor.execute(f"USE {schema}")
             try:
@@ -248,18 +249,20 @@ class Store:
     def _stamp(self) -> tuple[Any, ...]:
         return (self._listing.version, self._damage, self._derivations)
 
-    def _prepare(self, attempt: Attempt | None) -> str:
-        """Bring an attempt's views up to date and return the schema that holds them."""
+    def _prepare(self, attempt: Attempt | None, sql: str) -> str:
+        """Bring the attempt's views that a query needs up to date and return the schema that holds them."""
         key = None if attempt is None else (attempt.run, attempt.attempt)
         with self._lock:
             views = self._views.setdefault(key, _Views(f"views_{len(self._views)}"))
-            if views.version != self._stamp():
-                stamp, statements = None, {}
-                while stamp != self._stamp():  # files that are gone bring newer manifests
-                    stamp, statements = self._stamp(), self.statements(attempt)
+            stamp = views.version
+            while stamp != self._stamp():  # files that are gone bring newer manifests
+                stamp, views.statements = self._stamp(), self.statements(attempt)
+            needed = views_of(sql, views.statements) | views.made.keys()
+            if stamp != views.version or needed != views.made.keys():
+                wanted = {name: text for name, text in views.statements.items() if name in needed}
                 with contextlib.closing(self._connection.cursor()) as cursor:
-                    replace_views(cursor, views.schema, statements, views.statements)
-                views.version, views.statements = stamp or (), statements
+                    replace_views(cursor, views.schema, wanted, views.made)
+                views.version, views.made = stamp, wanted
             return views.schema
 
     def statements(self, attempt: Attempt | None = None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from .clock_sql import EVENTS_ALIGNED
 from .evolution import ByVersion, identifier, literal, nothing_of, scan
 from .window_sql import windows_view
 
-__all__ = ["NEWEST_ROW_OF", "ViewSource", "identifier", "literal", "newest_rows", "view_statements"]
+__all__ = ["NEWEST_ROW_OF", "ViewSource", "identifier", "literal", "newest_rows", "view_statements", "views_of"]
 
 NEWEST_ROW_OF: Mapping[str, tuple[str, ...]] = {
     "ranks": ("run", "attempt", "rank"),
@@ -52,6 +53,26 @@ def view_statements(source: ViewSource) -> dict[str, str]:
     selects["events_aligned"] = EVENTS_ALIGNED
     selects["windows"] = windows_view(has_restarts=source.has_restarts)
     return selects
+
+
+_COMPOSED = ("steps", "spans", "events_aligned", "windows")
+_ABOUT_ALL = re.compile(r"\b(show|pragma|information_schema|duckdb_\w+|pg_\w+|sqlite_\w+)\b", re.IGNORECASE)
+
+
+def views_of(sql: str, statements: Mapping[str, str]) -> set[str]:
+    """The views that a query may use, with those that they are made of; all where it asks for what there is.
+
+    Words that only look like a view's name count too: one too many costs time, one too few an answer.
+    """
+    if _ABOUT_ALL.search(sql):
+        return set(statements)
+    found, texts = set[str](), [sql]
+    while texts:
+        words = {word.lower() for word in re.findall(r"\w+", texts.pop())}
+        new = words & statements.keys() - found
+        found |= new
+        texts += [statements[name] for name in new if name in _COMPOSED]
+    return found
 
 
 def _table_view(table: Table, source: ViewSource) -> str:

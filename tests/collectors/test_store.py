@@ -237,6 +237,23 @@ def test_every_table_and_view_answers_without_files(writer: TableWriter) -> None
         assert store.tables() == ["runs"]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_query_finds_every_view_that_it_needs_and_no_other_is_made(
+    writer: TableWriter, events: Callable[..., Any], restarts: bool
+) -> None:
+    for attempt in range(1 + restarts):
+        _fill(writer, events, "r", attempt, steps=range(3))
+    writer.commit()
+    with Store(writer.root) as store:
+        names = list(store.statements())
+        assert set(store.query("SHOW TABLES").column("name").to_pylist()) == set(names)
+    for name in names:
+        with Store(writer.root) as store:
+            assert store.query(f'SELECT * FROM "{name.upper()}"').num_rows >= 0
+            assert name in store._views[None].made
+            assert len(store._views[None].made) < len(names) / 2
+
+
 def test_an_axis_may_have_any_name(writer: TableWriter, events: Callable[..., Any]) -> None:
     writer.write("ranks", "r", 0, {"rank": [0], "host": ["h"], "group": [3], "select": [4]}, axes=["group", "select"])
     writer.write("events", "r", 0, events(1))
