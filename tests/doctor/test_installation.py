@@ -13,7 +13,7 @@ from megascope.doctor import devices, installation
 from megascope.doctor.asking import Drivers
 from megascope.doctor.finding import Answer, State
 from megascope.doctor.machine import Machine
-from support.fake_machine import fake_machine
+from support.fake_machine import expect, fake_machine
 
 OK, ADVICE, PROBLEM, NOT_CHECKED = State.OK, State.ADVICE, State.PROBLEM, State.NOT_CHECKED
 
@@ -78,10 +78,7 @@ CASES: list[tuple[Callable[[Machine], Answer], dict[str, Any], State, str]] = [
 def test_what_is_installed(
     tmp_path: Path, check: Callable[[Machine], Answer], changes: dict[str, Any], state: State, words: str
 ) -> None:
-    answer = check(fake_machine(tmp_path, **changes))
-    assert answer.state is state, answer
-    assert words in answer.value
-    assert (answer.to_do is None) == (state in (OK, NOT_CHECKED))
+    expect(check, fake_machine(tmp_path, **changes), state, words)
 
 
 def test_versions_are_compared_by_their_numbers() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from megascope.doctor.asking import ClockStatus, Drivers, Room, Writing
+from megascope.doctor.finding import Answer, State
 from megascope.doctor.machine import Machine
 
 REQUIRED = [
@@ -64,3 +65,11 @@ def fake_machine(
         "bind": lambda host, port: None,
     }
     return Machine(**{**sound, **changes})
+
+
+def expect(check: Callable[[Machine], Answer], machine: Machine, state: State, words: str) -> None:
+    """A check gives the state, with the words in its value, and says what to do exactly where something can be done."""
+    answer = check(machine)
+    assert answer.state is state, answer
+    assert words in answer.value
+    assert (answer.to_do is None) == (state in (State.OK, State.NOT_CHECKED))
