@@ -1,8 +1,8 @@
 """PyTorch's Flight Recorder: turned on where nobody has, its dumps led to the spool, and taken on request.
 
-NCCL writes its dumps by itself when a collective times out. For gloo nobody does: there a thread of each rank looks for
-a request, which the host's agent leaves when the job stands still, and writes what the Flight Recorder holds. A rank
-whose main thread holds the interpreter's lock cannot answer, and that there is no dump of it is a finding.
+NCCL writes its dumps by itself when a collective times out, after minutes; for gloo nobody does. So a thread of each
+rank looks for a request, which the host's agent leaves when the job stands still, and writes what the Flight Recorders
+hold. A rank whose main thread holds the interpreter's lock cannot answer: that there is no dump of it is a finding.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
 
+from .dump_taking import take_dump
 from .patching import Undo
 
 log = logging.getLogger(__name__)
@@ -27,9 +26,6 @@ DUMPS = "dumps"
 PREFIX = "_dump_"
 REQUEST = "request"
 LOOK_S = 0.5
-MOST_ENTRIES = 400
-"""Entries of a dump that is taken on request, the newest: about 200 KB. What hangs is among the newest."""
-
 _DEFAULTS = (
     (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
     (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
@@ -124,32 +120,3 @@ class DumpOnRequest:
         own = path.with_suffix(".tmp")
         own.write_text(json.dumps(content, separators=(",", ":")))
         own.replace(path)
-
-
-def take_dump() -> dict[str, Any] | None:
-    """What the Flight Recorder of this process holds, bounded, with its groups' members; None where there is none.
-
-    gloo's dumps name no group (`pg_config`): it is filled in from what torch knows.
-    """
-    library = sys.modules.get("torch._C._distributed_c10d")
-    take = getattr(library, "_dump_fr_trace_json", None)
-    if take is None:
-        return None
-    content: dict[str, Any] = json.loads(take(True, False))
-    content["entries"] = content.get("entries", [])[-MOST_ENTRIES:]
-    known = _groups()
-    content["pg_config"] = {**known, **{name: one for name, one in content.get("pg_config", {}).items() if name}}
-    return content
-
-
-def _groups() -> dict[str, dict[str, str]]:
-    """This rank's process groups, as a dump's `pg_config` has them."""
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    found: dict[str, dict[str, str]] = {}
-    if distributed is None or not distributed.is_initialized():
-        return found
-    for group, name in list(distributed._world.pg_names.items()):
-        ranks = sorted(distributed._world.pg_group_ranks.get(group, ()))
-        if ranks:
-            found[name] = {"name": name, "desc": str(group.group_desc), "ranks": str(ranks)}
-    return found

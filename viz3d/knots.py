@@ -32,6 +32,8 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
     late = out_of_order(snapshot, graph, programs, knot)
     if late is not None:
         return [replace(late, is_suspicion=False)]  # the circle is seen, and somebody has made it
+    if all(_may_be_held(snapshot, graph, rank) for rank in knot):
+        return [replace(_circle(graph, knot, weak=True), confidence=0.4, is_suspicion=True)]
     free, circles = untie(graph, snapshot, knot)
     if free:
         why = "what it has in flight runs beside its work and does not hold it up"
@@ -42,6 +44,13 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
         or _circle(graph, circle)
         for circle in circles
     ]
+
+
+def _may_be_held(snapshot: Snapshot, graph: WaitGraph, rank: int) -> bool:
+    """Whether a rank has sends in flight and nothing else, and it is not known if it waits for them."""
+    waits = graph.waits[rank]
+    has_work = rank in snapshot.states and snapshot.states[rank].innermost_work() is not None
+    return not has_work and all(one.weak and one.flight.sends and one.flight.waiting is None for one in waits)
 
 
 def _free(snapshot: Snapshot, rank: int, why: str, *, is_suspicion: bool) -> Root:
@@ -74,14 +83,15 @@ def _desync(snapshot: Snapshot, graph: WaitGraph, history: History, circle: tupl
     )  # fmt: skip
 
 
-def _circle(graph: WaitGraph, circle: tuple[int, ...]) -> Root:
+def _circle(graph: WaitGraph, circle: tuple[int, ...], *, weak: bool = False) -> Root:
+    """Ranks that wait for each other, edge by edge; ``weak``: by what may not hold them up, too."""
     inside = set(circle)
     within: dict[int, list[int]] = {}  # operation -> its absent members in the circle; each operation is read once
     waits = [
         wait
         for rank in circle
         for wait in graph.waits[rank]
-        if not wait.weak and _absent_in(wait.operation, inside, within)
+        if (weak or not wait.weak) and _absent_in(wait.operation, inside, within)
     ]
     kinds = {wait.flight.kind for wait in waits}
     kind = CulpritKind.P2P_CYCLE if kinds == {"p2p"} else CulpritKind.ORDER_INVERSION

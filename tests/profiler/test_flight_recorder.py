@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megascope
+from megascope.profiler.dump_taking import MOST_OVER, take_dump
 from megascope.profiler.errors import FormatError
-from megascope.profiler.flight_recorder import DUMPS, MOST_ENTRIES, DumpOnRequest, request_dumps, take_dump, turn_on
+from megascope.profiler.flight_recorder import DUMPS, DumpOnRequest, request_dumps, turn_on
 from megascope.profiler.topology import Topology
 from megascope.profiler.topology_file import (
     NamedGroup,
@@ -80,7 +81,7 @@ def test_a_rank_that_waits_in_gloo_answers_a_request(tmp_path: Path) -> None:
         rank = dist.get_rank()
         watch = DumpOnRequest(tmp_path, rank)
         group = dist.new_group([0, 1])
-        for _ in range(MOST_ENTRIES):
+        for _ in range(MOST_OVER):
             dist.all_reduce(torch.ones(2), group=group)
         path = tmp_path / DUMPS / f"_dump_{rank}.json"
         if rank == 0:
@@ -95,9 +96,9 @@ def test_a_rank_that_waits_in_gloo_answers_a_request(tmp_path: Path) -> None:
         return json.loads((tmp_path / DUMPS / "_dump_0.json").read_text())
 
     dump, _ = run_ranks(2, work, timeout_s=40)
-    assert len(dump["entries"]) == MOST_ENTRIES
+    assert len(dump["entries"]) == MOST_OVER
     last = dump["entries"][-1]
-    assert (last["collective_seq_id"], last["input_sizes"], last["retired"]) == (MOST_ENTRIES + 1, [[3]], False)
+    assert (last["collective_seq_id"], last["input_sizes"], last["retired"]) == (MOST_OVER + 1, [[3]], False)
     assert dump["pg_config"][last["process_group"][0]]["ranks"] == "[0, 1]"
 
 

@@ -24,12 +24,21 @@ class Call:
     dtype: str = "Float"
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A send or a receive (``verb``) of a group in flight; ``peer`` is a rank of the job."""
+
+    group: str
+    verb: str
+    peer: int
+
+
 @dataclass(slots=True)
 class Job:
     """Groups by name (kind, members) and the calls of each rank in their order."""
 
     groups: Mapping[str, tuple[str, tuple[int, ...]]]
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    calls: dict[int, list[Call | Message]] = field(default_factory=dict)
     version: str = "2.10"
 
     def value(self, rank: int) -> dict[str, Any]:
@@ -37,7 +46,14 @@ class Job:
         own = {name: told for name, told in self.groups.items() if rank in told[1]}
         ids = {name: number for number, name in enumerate(own)}
         calls = self.calls.get(rank, [])
-        status = {ids[name]: _status([one for one in calls if one.group == name]) for name in own}
+        collectives = [one for one in calls if isinstance(one, Call)]
+        status = {ids[name]: _status([one for one in collectives if one.group == name]) for name in own}
+        entries = [
+            _entry(number, one, ids[one.group], own[one.group][0])
+            if isinstance(one, Call)
+            else _message(number, one, ids[one.group], own[one.group], rank)
+            for number, one in enumerate(calls)
+        ]
         return {
             "version": self.version,
             "nccl_version": "2.27.5",
@@ -46,7 +62,7 @@ class Job:
                 for name, (kind, ranks) in own.items()
             },
             "pg_status": status,
-            "entries": [_entry(number, one, ids[one.group], own[one.group][0]) for number, one in enumerate(calls)],
+            "entries": entries,
         }
 
     def write(self, folder: Path, ranks: Sequence[int] | None = None, *, as_json: bool = False) -> Path:
@@ -58,6 +74,18 @@ class Job:
             content = json.dumps(value).encode() if as_json else pickle.dumps(value, protocol=2)
             (folder / f"_dump_{rank}{'.json' if as_json else ''}").write_bytes(content)
         return folder
+
+
+class GlooJob(Job):
+    """The same as gloo's recorder: all is scheduled for ever, and retired once it is over, completed or failed."""
+
+    def value(self, rank: int) -> dict[str, Any]:
+        """The plain values of one rank's dump."""
+        value = super().value(rank)
+        for entry in value["entries"]:
+            entry["profiling_name"] = entry["profiling_name"].replace("nccl:", "gloo:")
+            entry["state"], entry["time_discovered_completed_ns"] = "scheduled", None
+        return value
 
 
 def _status(calls: Sequence[Call]) -> dict[str, int]:
@@ -90,6 +118,15 @@ def _entry(number: int, call: Call, group: int, kind: str) -> dict[str, Any]:
         "is_p2p": False,
         "frames": [],
     }
+
+
+def _message(number: int, one: Message, group: int, told: tuple[str, tuple[int, ...]], rank: int) -> dict[str, Any]:
+    """An entry of a message: it names both ends by their places in the group, and counts no collective."""
+    kind, members = told
+    arrow = "->" if one.verb == "send" else "<-"
+    called = f"nccl:{one.verb} {members.index(rank)}{arrow}{members.index(one.peer)}"
+    plain = _entry(number, Call(one.group, 0, done=False), group, kind)
+    return {**plain, "profiling_name": called, "p2p_seq_id": number, "is_p2p": True}
 
 
 def absent_member(members: Sequence[int], absent: int, *, name: str = "0", kind: str = "default_pg") -> Job:

@@ -35,7 +35,8 @@ class Dump:
     """One rank's dump. ``operations`` are in the order in which they were enqueued.
 
     ``enqueued`` and ``completed`` are the last sequence numbers of a group as its status has them; of a group that
-    carries messages they count those too. ``entries`` is how many the dump held, completed ones included.
+    carries messages they count those too. ``entries`` is how many the dump held, completed ones included. ``newest`` is
+    the collective that was enqueued last, over or not. ``is_blank``: it tells nothing, not even that the rank recorded.
     """
 
     rank: int
@@ -50,17 +51,19 @@ class Dump:
     seen_completed: Mapping[GroupName, int] = field(default_factory=dict)
     unplaced: int = 0
     last_ns: int | None = None
+    newest: DumpedOperation | None = None
+    is_blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A file that holds no dump, and why; ``rank`` as its name tells. ``is_elsewhere``: it was not brought here, so
-    that its rank did write one."""
+    """A file that holds no dump, and why; ``rank`` as its name tells. ``has_answered``: the rank did write one, which
+    was not brought here or tells nothing, so that nothing speaks against it."""
 
     path: Path
     rank: int | None
     reason: str
-    is_elsewhere: bool = False
+    has_answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

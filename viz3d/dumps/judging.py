@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from ..ends import Waiters
-from ..graph import WaitGraph, build_graph
+from ..graph import WaitGraph
 from ..hang import MAX_CULPRITS, Judged
 from ..history import NoHistory
 from ..looks import find_roots
@@ -14,20 +13,13 @@ from ..mismatch import Root, find_mismatches
 from ..operations import synchronises
 from ..roots import group_name
 from ..states import Flight, Snapshot
-from ..verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, listed, plain_utc
+from ..verdict import Abstention, Evidence, HangCulprit, HangVerdict, State, listed, plain_utc
 from .facts import Dump, DumpFolder
+from .given_up import GLOO
 from .scene import mixed_groups, snapshot_of
+from .weighing import weigh
 
-UNCERTAIN = frozenset({CulpritKind.NETWORK, CulpritKind.LIBRARY})
-IDLE = frozenset({CulpritKind.HOST_STUCK, CulpritKind.DEAD})
 EVIDENCE_RANKS = 4
-FEW = 8
-"""Up to one rank in so many may be without a dump and be accused for it: of more, it is the dumps that are lost."""
-
-MAY_WAIT = 0.3
-"""Confidence in an idle rank beside one that did not answer."""
-
-GLOO = "gloo"
 
 
 def judge_dumps(folders: Sequence[DumpFolder], run: str = "dumps", attempt: int = 0) -> Judged:
@@ -47,7 +39,7 @@ def judge_snapshot(
     mismatches = find_mismatches(snapshot, NoHistory())
     graph, roots = find_roots(snapshot, NoHistory(), mismatches)
     moved = _moved(earlier[-1], folder) if earlier else frozenset()
-    found = _weigh(folder, snapshot, roots, moved, compared=bool(earlier))
+    found = weigh(folder, snapshot, roots, moved, compared=bool(earlier))
     accused = {rank for root in found.roots for rank in root.ranks}
     waiting = frozenset(graph.waiting()) | _joined(found.roots, graph)
     explained = frozenset(Waiters.of(graph).waiting_for(accused)) | _joined(found.roots, graph)
@@ -60,87 +52,6 @@ def judge_snapshot(
         abstained=(*_absences(folder), *found.notes, *_limits(folder, single=not earlier)),
     )  # fmt: skip
     return Judged(verdict, snapshot, graph)
-
-
-@dataclass(frozen=True, slots=True)
-class _Weighed:
-    state: State
-    roots: tuple[Root, ...]
-    notes: tuple[Abstention, ...] = ()
-
-
-def _weigh(
-    folder: DumpFolder, snapshot: Snapshot, roots: Sequence[Root], moved: frozenset[int], *, compared: bool
-) -> _Weighed:
-    """What the roots come to: firm ones make a hang, the others a suspicion."""
-    alive = frozenset(snapshot.states)
-    if compared and alive and moved >= alive:
-        return _Weighed(State.RUNNING, ())
-    still = [root for root in roots if not set(root.ranks) & moved]
-    blind = {rank for rank in alive if _hides_messages(folder.dumps.get(rank))}
-    firm = [
-        root for root in still
-        if root.kind not in UNCERTAIN and not root.is_suspicion and not (root.kind in IDLE and set(root.ranks) & blind)
-    ]  # fmt: skip
-    seen = [root for root in firm if alive & set(root.ranks)]
-    silent = tuple(sorted({rank for root in firm if root not in seen for rank in root.ranks}))
-    elsewhere = {one.rank for one in folder.damaged if one.is_elsewhere}
-    firm = [root for root in firm if not set(root.ranks) <= elsewhere]
-    if seen:
-        return _Weighed(State.HANG, tuple(seen), _waited_for(silent))
-    if firm and len(snapshot.missing) * FEW <= len(alive) + len(snapshot.missing):
-        return _Weighed(State.HANG, tuple(firm))
-    if silent:
-        return _Weighed(State.INCONCLUSIVE, (), _waited_for(silent))
-    if not still:
-        state = State.SLOW if roots else State.INCONCLUSIVE
-        reason = "those that others wait for moved between the two sets of dumps" if roots else _nothing(snapshot)
-        return _Weighed(state, (), (Abstention("dumps", reason),))
-    why = "all have joined, and nothing tells why it does not complete"
-    if any(root.is_suspicion for root in still):
-        why = "more than one rank may have been the first to stop, and nothing tells which"
-    elif any(root.kind in IDLE for root in still):
-        ranks = listed(sorted({rank for root in still for rank in root.ranks}))
-        why = f"ranks {ranks} have no collective in flight, but gloo does not record sends and receives: they may wait"
-        silent_roots = _who_did_not_answer(snapshot, elsewhere)
-        if silent_roots:
-            still = [*silent_roots, *(replace(one, confidence=min(one.confidence, MAY_WAIT)) for one in still)]
-    return _Weighed(State.INCONCLUSIVE, tuple(still), (Abstention("dumps", why),))
-
-
-def _who_did_not_answer(snapshot: Snapshot, elsewhere: set[int | None]) -> list[Root]:
-    """Ranks without a dump that others wait for, where hardly any other dump is missing: the first suspects.
-
-    A thread of a rank writes its dump when it is asked to: not of one that is stopped or holds the interpreter's lock.
-    """
-    silent = set(snapshot.missing) - elsewhere
-    if len(snapshot.missing) * FEW > len(snapshot.states) + len(snapshot.missing):
-        return []
-    waits = (wait for own in build_graph(snapshot).waits.values() for wait in own)
-    lacking = {rank for wait in waits for rank in silent.intersection(wait.operation.absent)}
-    why = "the other ranks left a dump, and it did not: it is gone, stopped, or does not let its threads run"
-    return [Root((rank,), CulpritKind.HOST_STUCK, 0.45, why=why) for rank in sorted(lacking)]
-
-
-def _waited_for(silent: Sequence[int]) -> tuple[Abstention, ...]:
-    if not silent:
-        return ()
-    told = f"others wait for rank {listed(silent)}, of which there is no readable dump: nothing tells why"
-    return (Abstention("dumps", told),)
-
-
-def _nothing(snapshot: Snapshot) -> str:
-    if any(state.flights for state in snapshot.states.values()):
-        return "operations are in flight, and none lacks anybody"
-    return "no dump has an operation in flight: no rank waits for another in a collective"
-
-
-def _hides_messages(dump: Dump | None) -> bool:
-    """Whether a rank may wait in a message that its dump does not show: gloo records none."""
-    if dump is None or dump.library != GLOO:
-        return False
-    shown = {one.group for one in dump.operations} | set(dump.seen_completed)
-    return any(len(group.ranks) > 1 and group not in shown for group in dump.groups)
 
 
 def _moved(earlier: DumpFolder, later: DumpFolder) -> frozenset[int]:

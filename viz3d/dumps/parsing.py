@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...profiler.dump_taking import is_over
 from ...profiler.topology_file import TopologyFile
 from ..verdict import GroupName
 from .facts import Dump, DumpedOperation
@@ -17,6 +18,7 @@ from .loading import DumpError
 
 MAJOR = "2"
 DEFAULT_GROUP = "default_pg"
+NCCL, UNKNOWN = "nccl", "unknown"
 _WORLD = "world"
 _MESH = "mesh_"
 _MESSAGE = re.compile(r"^(send|recv) (\d{1,9})\s*(->|<-)\s*(\d{1,9})$")
@@ -51,14 +53,14 @@ class _Parsing:
         entries.sort(key=lambda one: int(one.get("record_id", 0)))
         by_id = self._ids(entries)
         enqueued, completed = self._status(by_id)
-        active = [one for one in entries if not _is_done(one)]
-        operations = [self._operation(one, by_id) for one in active]
+        operations = [self._operation(one, by_id) for one in entries if not is_over(one)]
         placed = [one for one in operations if one.group is not None]
         moments = [moment for one in entries if (moment := _moment(one)) is not None]
         return Dump(
             self.rank, path, version, _library(entries, self.value), len(entries), tuple(placed),
             tuple(dict.fromkeys([*self.by_name.values(), *by_id.values()])), enqueued, completed,
             self._seen(entries, by_id), len(operations) - len(placed), max(moments, default=None),
+            self._newest(entries, by_id), self._is_blank(entries),
         )  # fmt: skip
 
     def _groups(self) -> dict[str, GroupName]:
@@ -113,9 +115,18 @@ class _Parsing:
         seen: dict[GroupName, int] = {}
         for one in entries:
             group = by_id.get(int(one["pg_id"]))
-            if group is not None and not one.get("is_p2p") and _is_done(one):
+            if group is not None and not one.get("is_p2p") and is_over(one):
                 seen[group] = max(seen.get(group, 0), int(one["collective_seq_id"]))
         return seen
+
+    def _newest(self, entries: Sequence[Mapping[str, Any]], by_id: Mapping[int, GroupName]) -> DumpedOperation | None:
+        """The collective that was enqueued last; None if that was a message, or of a group that is not told."""
+        newest = self._operation(entries[-1], by_id) if entries else None
+        return newest if newest is not None and newest.group is not None and not newest.is_p2p else None
+
+    def _is_blank(self, entries: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether nothing shows that anything was ever recorded here: no operation, no count, no library."""
+        return not entries and not self.value.get("pg_status") and _library(entries, self.value) == UNKNOWN
 
     def _operation(self, entry: Mapping[str, Any], by_id: Mapping[int, GroupName]) -> DumpedOperation:
         library, name, place = _called(str(entry["profiling_name"]))
@@ -145,13 +156,6 @@ def _called(profiling_name: str) -> tuple[str, str, int | None]:
     return library.split(":")[0], message[1] if message else name, int(message[4]) if message else None
 
 
-def _is_done(entry: Mapping[str, Any]) -> bool:
-    """Whether an operation has completed. NCCL says so; gloo calls all scheduled, and retires what is over."""
-    if entry.get("state") == "completed":
-        return True
-    return bool(entry.get("retired")) and not str(entry["profiling_name"]).startswith("nccl")
-
-
 def _group(kind: str, ranks: Iterable[Any]) -> GroupName:
     return GroupName(kind, tuple(sorted({int(rank) for rank in ranks})))
 
@@ -168,10 +172,13 @@ def _unlike(group: GroupName, others: Mapping[str, GroupName]) -> GroupName:
     return GroupName(f"{group.kind} #{alike + 1}", group.ranks) if alike else group
 
 
-def _library(entries: Iterable[Mapping[str, Any]], value: Mapping[str, Any]) -> str:
-    for one in entries:
-        return str(one["profiling_name"]).split(":", maxsplit=1)[0]
-    return "nccl" if value.get("nccl_version") or value.get("comm_lib_version") else "unknown"
+def _library(entries: Sequence[Mapping[str, Any]], value: Mapping[str, Any]) -> str:
+    """The library that recorded: of several NCCL, which moves what the job computes."""
+    if any(str(one["profiling_name"]).startswith(f"{NCCL}:") for one in entries):
+        return NCCL
+    if entries:
+        return str(entries[0]["profiling_name"]).split(":", maxsplit=1)[0]
+    return NCCL if value.get("nccl_version") or value.get("comm_lib_version") else UNKNOWN
 
 
 def _moment(entry: Mapping[str, Any]) -> int | None:

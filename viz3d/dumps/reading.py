@@ -13,6 +13,7 @@ from .loading import DumpError, load
 from .names import may_be_dump, ranks_of
 from .parsing import parse
 
+BLANK = "it holds no operation and no count: nothing was recorded there, so it says nothing of what its rank did"
 _FIRST_BYTES = (b"\x80", b"{", b"(", b"}")
 Progress = Callable[[int, int], None]
 """Told how many files are read, and of how many."""
@@ -34,8 +35,9 @@ def is_dump_file(path: Path) -> bool:
 def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
     """All dumps of a folder, or the one that ``path`` is. UsageError where there is none.
 
-    A file that is empty, cut or damaged is listed, not dropped: that a rank's dump is so is evidence too. Of two
-    files of one rank the newer is taken, and that is noted.
+    A file that is empty, cut or damaged is listed, not dropped: that a rank's dump is so is evidence too. One in which
+    nothing was recorded is listed as well, and is none: its rank did answer. Of two files of one rank the newer is
+    taken, and that is noted.
     """
     files = [path] if path.is_file() else [one for one in _files(path) if may_be_dump(one)]
     if not files:
@@ -53,6 +55,9 @@ def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
             dump = parse(load(file), rank, file, topology)
         except DumpError as error:
             damaged.append(Damaged(file, rank, str(error)))
+            continue
+        if dump.is_blank:
+            damaged.append(Damaged(file, rank, BLANK, has_answered=True))
             continue
         if rank in dumps:
             both = f"{dumps[rank].path.name} and {file.name} are both of rank {rank}"
@@ -86,7 +91,7 @@ def _left_out(folder: Path) -> list[Damaged]:
         pairs = [line.split(": ", 1) for line in lines if ": " in line]
         told |= {Path(name): reason for name, reason in pairs if may_be_dump(Path(name))}
     ranks, _ = ranks_of(told)
-    return [Damaged(path, rank, f"left on its host: {told[path]}", True) for path, rank in ranks.items()]
+    return [Damaged(path, rank, f"left on its host: {told[path]}", has_answered=True) for path, rank in ranks.items()]
 
 
 def _files(path: Path) -> list[Path]:

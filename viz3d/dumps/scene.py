@@ -11,6 +11,7 @@ from ...profiler.topology import group_id
 from ..states import Flight, RankState, Snapshot
 from ..verdict import GroupName
 from .facts import Dump, DumpedOperation, DumpFolder
+from .given_up import with_given_up
 
 ANY_SIZE = ("alltoall", "gather", "scatter")
 """Parts of names of operations to which ranks may rightly bring different sizes."""
@@ -21,9 +22,9 @@ Collectives = Mapping[tuple[GroupName, int], Mapping[int, DumpedOperation]]
 
 def snapshot_of(folder: DumpFolder) -> Snapshot:
     """The look. Its moment is that of the last operation that any rank enqueued; a dump does not say when it was
-    written. Ranks without a readable dump are `missing`.
+    written. Ranks without a readable dump are `missing`. One that gave an operation up waits there: see `given_up`.
     """
-    dumps = folder.dumps
+    dumps = with_given_up(folder.dumps)
     mixed = mixed_groups(dumps.values())
     known = _known_members(dumps, mixed)
     names = _names(_collectives(dumps))

@@ -10,6 +10,7 @@ from ..hang import Judged
 from ..states import RankState, Snapshot
 from ..verdict import Abstention, CulpritKind, HangCulprit, HangVerdict, State, listed
 from .causes import Cause, find_causes
+from .device_errors import first_device_error
 from .facts import LogEvidence
 from .quiet import line_evidence
 from .scene import build_scene
@@ -112,7 +113,7 @@ def add_to_verdict(judged: Judged, evidence: LogEvidence) -> Judged:
         culprits, notes = _confirmed(culprits, causes)
         if notes == [] and any(_ends(cause) for cause in causes) and verdict.verdict == State.INCONCLUSIVE:
             verdict = replace(verdict, verdict=State.CRASHED)
-    notes += clock_notes(evidence)
+    notes += [*first_device_error(evidence), *clock_notes(evidence)]
     verdict = replace(verdict, culprits=tuple(culprits), abstained=(*notes, *verdict.abstained))
     verdict = _counted_again(verdict, judged)
     return replace(judged, verdict=_without_missing(verdict, causes))

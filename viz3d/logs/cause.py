@@ -11,6 +11,9 @@ from .facts import Exit, Place, Raised
 MISFIT = re.compile(r"op\.preamble\.length <= op\.nbytes")
 """What gloo says in a process that got a longer message than it awaited: it, or the one that sent it, is wrong."""
 
+FABRIC = re.compile(r"nvlink", re.IGNORECASE)
+"""What drivers say of a fault on the way to another device: a link has two ends, and switches in between."""
+
 EXIT = "exit"
 """First part of `Cause.alike` of what a launcher reports when all is over."""
 
@@ -21,7 +24,8 @@ _NUMBERS = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One trouble that is not known to follow from another. ``ranks`` is empty where no line tells whose it is."""
+    """One trouble that is not known to follow from another. ``ranks`` is empty where no line tells whose it is;
+    ``is_of_fabric``: what it met may lie at another device, or between them."""
 
     ranks: tuple[int, ...]
     host: str | None
@@ -32,6 +36,7 @@ class Cause:
     moment_ns: int | None
     place: Place
     alike: tuple[str, ...] = ()
+    is_of_fabric: bool = False
 
 
 def cause_of(raised: Raised, rank: int | None) -> Cause:
@@ -44,10 +49,13 @@ def cause_of(raised: Raised, rank: int | None) -> Cause:
     if MISFIT.search(raised.message):
         kind, sure = CulpritKind.MISMATCH, 0.4
         message += " (it got a longer message than it awaited: it, or the one that sent it, is wrong)"
+    is_of_fabric = FABRIC.search(raised.message) is not None
+    if is_of_fabric:
+        sure, message = 0.4, f"{message} (here it was met: the fault may be at another device, or between them)"
     told = f"{who} raised {raised.type}{at}: {message}" if message else f"{who} raised {raised.type}{at}"
     return Cause(
         () if rank is None else (rank,), node[1] if node else raised.speaker.host, kind, sure, told,
-        raised.frame, raised.moment_ns, raised.place, (raised.type, _NUMBERS.sub("#", message)[:80]),
+        raised.frame, raised.moment_ns, raised.place, (raised.type, _NUMBERS.sub("#", message)[:80]), is_of_fabric,
     )  # fmt: skip
 
 

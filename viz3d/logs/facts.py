@@ -174,6 +174,17 @@ class GpuFault:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceError:
+    """An error of a device that a library logged by the driver's name for it (`CUDA_ERROR_...`), and did not raise."""
+
+    speaker: Speaker
+    name: str
+    text: str
+    moment_ns: int | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class LinkError:
     """A connection that NCCL lost or that timed out: from a process to a peer's address or host."""
 
@@ -232,6 +243,7 @@ class LogEvidence:
     members: tuple[Member, ...] = ()
     gpu_faults: tuple[GpuFault, ...] = ()
     link_errors: tuple[LinkError, ...] = ()
+    device_errors: tuple[DeviceError, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     endings: tuple[Ending, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -255,7 +267,7 @@ class LogEvidence:
             "files": len(self.files), "lines": sum(one.lines for one in self.files), "ranks": len(self.heard),
             "timeouts": len(self.timeouts), "watermarks": len(self.watermarks), "exceptions": len(self.raised),
             "exits": len(self.exits), "communicator members": len(self.members), "device faults": len(self.gpu_faults),
-            "connection errors": len(self.link_errors),
+            "connection errors": len(self.link_errors), "device errors": len(self.device_errors),
         }  # fmt: skip
         return {kind: number for kind, number in found.items() if number}
 
@@ -264,5 +276,6 @@ class LogEvidence:
         """Whether no line was about a hang, a crash, an end, or who takes part."""
         return not (
             self.timeouts or self.watermarks or self.signals or self.raised or self.exits or self.members
-            or self.gpu_faults or self.link_errors or self.stuck or self.endings or self.last_step is not None
+            or self.gpu_faults or self.link_errors or self.device_errors or self.stuck or self.endings
+            or self.last_step is not None
         )  # fmt: skip

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .clocks import Times
+from .device_errors import device_error
 from .facts import (
     DesyncReport,
+    DeviceError,
     DumpSignal,
     Ending,
     Exit,
@@ -59,7 +61,7 @@ _FATAL = re.compile(
 )
 _BARE = re.compile(r"^(torch\.(?:cuda\.)?OutOfMemoryError|RuntimeError|torch\.AcceleratorError): (CUDA .*)$")
 
-Anything = Fact | Raised | Exit | LinkError | GpuFault | Ending
+Anything = Fact | Raised | Exit | LinkError | DeviceError | GpuFault | Ending
 
 
 @dataclass(slots=True)
@@ -160,6 +162,8 @@ class _Taking:
             return
         self._of_watchdog(text, speaker, moment_ns, place)
         self._of_exceptions(text, speaker, moment_ns, place)
+        if not self.has_open and (error := device_error(text, speaker, moment_ns, place)) is not None:
+            self._keep(error, ("device", speaker, error.name))
         for one in self.report.take(text, moment_ns, place):
             self._keep(one, ("exit", one.speaker, one.code, one.is_root))
         if (fault := gpu_fault(text, speaker, moment_ns, place)) is not None:
@@ -273,7 +277,7 @@ def _fatal(text: str, speaker: Speaker, moment_ns: int | None, place: Place) -> 
 def _named(fact: Anything, own: Speaker) -> Anything:
     """A fact with the rank of its file, where its line does not name one."""
     match fact:
-        case Raised() | LinkError():
+        case Raised() | LinkError() | DeviceError():
             if fact.speaker.rank is None and own.rank is not None:
                 return replace(fact, speaker=Speaker(own.rank, own.local_rank, fact.speaker.host or own.host))
         case Timeout() | Watermark() | DumpSignal() | Stuck():

@@ -12,6 +12,7 @@ from ...profiler.errors import UsageError
 from .clocks import clocks_of
 from .facts import (
     DesyncReport,
+    DeviceError,
     DumpSignal,
     Ending,
     Exit,
@@ -140,6 +141,7 @@ def _together(parts: Sequence[FileFacts], earlier: Sequence[Path]) -> LogEvidenc
         members=tuple(one for part in parts for one in part.members),
         gpu_faults=tuple(one for one in facts if isinstance(one, GpuFault)),
         link_errors=tuple(one for one in facts if isinstance(one, LinkError)),
+        device_errors=tuple(one for one in facts if isinstance(one, DeviceError)),
         stuck=tuple(one for one in facts if isinstance(one, Stuck)),
         endings=tuple(one for one in facts if isinstance(one, Ending)),
         sizes={name: size for part in parts for name, size in part.sizes.items()},

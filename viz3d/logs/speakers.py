@@ -16,7 +16,10 @@ _RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _DEFAULT = re.compile(r"^\[[A-Za-z_]+?(\d{1,4})\]:")  # torchrun --tee: the role and the local rank
 _MPI = re.compile(r"^\[\d+,(\d{1,7})\]<std(?:out|err)>: ?")
 _SRUN = re.compile(r"^ {0,6}(\d{1,7}): ")
-_POD = re.compile(r"^([A-Za-z][\w.-]*[\w]): (?=\[rank\d|\[[A-Za-z_]+\d{1,4}\]:|Traceback|[\w.-]+:\d+:\d+ \[)")
+_POD = re.compile(
+    r"^([A-Za-z][\w.-]*[\w]): "
+    r"(?=\[rank\d|\[[A-Za-z_]+\d{1,4}\]:|Traceback|[\w.-]+:\d+:\d+ \[|[IWEF]\d{4} \d\d:)"
+)
 _GPU_LINE = re.compile(r"^([\w.-]+):(\d+):\d+ \[\d*\] ")
 
 _TORCHRUN = re.compile(r"^(\d+)$")

@@ -14,6 +14,7 @@ from ..roots import group_name, name_roots
 from ..verdict import Abstention, CulpritKind, Evidence, HangCulprit, HangVerdict, State, listed
 from .causes import Cause, Causes, find_causes
 from .clocks import not_compared
+from .device_errors import first_device_error
 from .facts import Desync, DesyncReport, LogEvidence, Timeout, Watermark
 from .quiet import SILENCE, Found, line_evidence, without_alarm
 from .scene import Scene, build_scene
@@ -60,12 +61,20 @@ def _crash(evidence: LogEvidence, causes: Causes, scene: Scene, graph: WaitGraph
     culprits = tuple(_culprit_of(cause, evidence, len(explained)) for cause in causes.first if cause.ranks)
     unnamed = [cause for cause in causes.first if not cause.ranks]
     notes = tuple(
-        Abstention("exceptions", f"{cause.statement} ({cause.place}); no line tells which rank it was")
+        Abstention("exceptions", f"{cause.statement}{_on(cause)} ({cause.place}); no line tells which rank it was")
         for cause in unnamed[:8]
     )
     only_devices = bool(culprits) and all(one.kind == CulpritKind.DEVICE_STUCK for one in culprits)
     state = State.HANG if only_devices and waiting else State.CRASHED
+    if all(cause.is_of_fabric for cause in causes.first):
+        state = State.INCONCLUSIVE
+        reason = "the first trouble is a fault of NVLink, which has two ends: nothing tells at which device it is"
+        notes += (Abstention("devices", reason),)
     return Found(state, culprits, waiting, explained, notes)
+
+
+def _on(cause: Cause) -> str:
+    return "" if cause.host is None else f" on {cause.host}"
 
 
 def _culprit_of(cause: Cause, evidence: LogEvidence, waiters: int) -> HangCulprit:
@@ -207,6 +216,7 @@ def _notes(evidence: LogEvidence, causes: Causes, scene: Scene) -> tuple[Abstent
     """What limits the verdict: files that were not read whole, ranks nobody heard, links and devices."""
     notes = [Abstention("logs", f"{one.name}: {one.trouble}") for one in evidence.files if one.trouble is not None]
     notes += [Abstention("groups", one) for one in dict.fromkeys(scene.notes)]
+    notes += first_device_error(evidence)
     notes += [Abstention("devices", one) for one in causes.notes[:8]]
     for one in evidence.link_errors[:8]:
         on = "" if one.speaker.host is None else f" on {one.speaker.host}"

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megascope.viz3d.dumps.judging import judge_dumps
 from megascope.viz3d.dumps.reading import read_folder
 from megascope.viz3d.verdict import HangVerdict, State
-from support.dumps import Call, Job
-
-
-class GlooJob(Job):
-    """Eight ranks in pairs: those of pair 0 work on, those of pairs 1 and 2 wait in it, rank 7 waits for rank 6."""
-
-    def value(self, rank: int) -> dict[str, Any]:
-        value = super().value(rank)
-        for entry in value["entries"]:
-            entry["profiling_name"] = entry["profiling_name"].replace("nccl:", "gloo:")
-        return value
+from support.dumps import Call, GlooJob, Job
 
 
 def job() -> Job:
-    """Rank 7 waits for rank 6 over tp; ranks 2 and 3 wait for ranks 0 and 1, which are in none."""
+    """Eight ranks in pairs: rank 7 waits for rank 6 over tp, and ranks 2 and 3 for ranks 0 and 1, which are in none."""
     pairs = {f"tp{first}": ("tp", (first, first + 1)) for first in range(0, 8, 2)}
     edges = {f"pp{first}": ("pp", (first, first + 2)) for first in range(4)}
     found = GlooJob({**pairs, **edges, "dp0": ("dp", (0, 2)), "dp1": ("dp", (1, 3))})
