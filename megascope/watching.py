@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .changes import Change, closed, described, moment_of, opened, words
 from .collectors.alarms.alarms import AlarmHook
 from .collectors.alarms.memory import FOLDER
-from .collectors.alarms.rules import Alarm, AlarmSettings, named, utc
-from .collectors.alarms.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, culprits_of, read_verdict, sentence_of
-from .collectors.hardware.news import Key, hardware_news
+from .collectors.alarms.rules import Alarm, AlarmSettings
+from .collectors.alarms.verdict_alarms import (
+    ALARMING,
+    FIRM,
+    alarm_of_verdict,
+    alarms_of_stragglers,
+    culprits_of,
+    read_verdict,
+    sentence_of,
+)
+from .collectors.hardware.news import hardware_news
+from .collectors.hardware.telling import Key
+from .collectors.incidents.straggling import StragglerNews
+from .collectors.incidents.watched import KIND, Judgement, WatchedIncidents, is_of_this_host
 from .collectors.reading.store import Attempt, Store
 from .profiler.errors import MegascopeError
-from .viz3d.actions import parse_actions
 from .viz3d.hang import diagnose, to_json
+from .viz3d.snapshot import flight_rows, take_looks
 
 OWN_AFTER_S = 15.0
 """A stall that no agent has judged within so long after its opening is judged here."""
@@ -30,33 +43,7 @@ FORGET_S = 3600.0
 
 MOST_TRIES = 8
 PICK_UP_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One thing that is new. ``moment_ns``: UTC, when it happened as far as that is known, else when it was seen."""
-
-    moment_ns: int
-    run: str
-    attempt: int
-    what: str
-    sentence: str
-    verdict: dict[str, Any] | None = None
-
-    def line(self) -> str:
-        """For a terminal."""
-        return f"{utc(self.moment_ns)}  {self.run}/{self.attempt}  {self.what}: {self.sentence}"
-
-    def as_json(self) -> dict[str, Any]:
-        """For scripts."""
-        return {
-            "moment": utc(self.moment_ns),
-            "run": self.run,
-            "attempt": self.attempt,
-            "what": self.what,
-            "sentence": self.sentence,
-            "verdict": self.verdict,
-        }
+SNAPSHOT_GAP_NS = int(2.5e9)
 
 
 @dataclass(slots=True)
@@ -71,14 +58,26 @@ class _Seen:
     told: str | None = None
     tries: int = 0
     again_at: float = 0.0
+    judges_itself: bool = False
+    is_kept: bool = False
+    is_kept_elsewhere: bool = False
+    slow: set[str] = field(default_factory=set)
 
 
 class Watch:
-    """Looks at a store again and again; `look` gives what is new since the last time."""
+    """Looks at a store again and again; `look` gives what is new since the last time.
 
-    def __init__(self, root: Path, alarms: AlarmSettings) -> None:
+    Its own verdicts are kept in the store with ``keep``; every ``stragglers_s`` seconds `megascope stragglers` is asked
+    about what runs (0: never).
+    """
+
+    def __init__(self, root: Path, alarms: AlarmSettings, *, keep: bool = True, stragglers_s: float = 0.0) -> None:
         self._store = Store(root)
         self.hook = AlarmHook(alarms, self._store.root / FOLDER)
+        self._kept = WatchedIncidents(self._store.root) if keep else None
+        self._unkept: str | None = None
+        self._stragglers = StragglerNews(self._store.root, stragglers_s)
+        self._judgements: list[tuple[tuple[str, int], Judgement]] = []
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._alarms: list[Alarm] = []
         self._problems: set[str] = set()
@@ -86,6 +85,9 @@ class Watch:
 
     def close(self) -> None:
         """Give the store free, once the alarms are told."""
+        self._stragglers.close()
+        if self._kept is not None:
+            self._kept.close()
         self.hook.finish()
         self._store.close()
 
@@ -99,15 +101,17 @@ class Watch:
         for attempt in self._attempts(problems):
             key = attempt.run, attempt.attempt
             known = copy.deepcopy(self._seen.get(key)) or _Seen(is_new=True)
-            self._alarms = []
+            self._alarms, self._judgements = [], []
             try:
                 changes += list(self._of_attempt(attempt, known))
             except Exception as error:  # a damaged row of one attempt must not hide the others
-                problems[_words(error)] = key
+                problems[words(error)] = key
                 continue
             self._seen[key] = known
             for alarm in self._alarms:
                 self.hook.raise_alarm(alarm)
+            self._keep(key, known)
+        changes += self._slow()
         for text, (run, number) in problems.items():
             if text not in self._problems:
                 changes.append(Change(time.time_ns(), run, number, "not readable", text))
@@ -122,7 +126,7 @@ class Watch:
             self._store.refresh()
             return self._store.attempts()
         except (MegascopeError, OSError, duckdb.Error) as error:
-            problems[_words(error)] = "-", 0
+            problems[words(error)] = "-", 0
             return ()
 
     def _pick_up(self) -> None:
@@ -131,9 +135,37 @@ class Watch:
             self._pick_up_at = time.monotonic() + PICK_UP_S
             self.hook.pick_up()
 
+    def _keep(self, key: tuple[str, int], known: _Seen) -> None:
+        """Have what was judged here kept, and closed once agents are heard, have judged, or the attempt has ended."""
+        if self._kept is None:
+            return
+        if not known.judges_itself:
+            why = "agents are heard of and have judged, or it moves, or it has ended"
+            self._kept.over(key, why, is_open=known.is_kept)
+        for each, judgement in self._judgements:
+            self._kept.judged(each, judgement)
+        self._kept.poll()
+
+    def _slow(self) -> Iterator[Change]:
+        """What `megascope stragglers` has found since the last time, of the attempts that run."""
+        live = [key for key, known in self._seen.items() if known.exit_reason is None and not known.is_silent]
+        found = self._stragglers.poll(live)
+        if found is None or found[1].verdict is None:
+            return
+        (run, attempt), verdict = found[0], dict(found[1].verdict)
+        known, now = self._seen[run, attempt], time.time_ns()
+        for alarm in alarms_of_stragglers(verdict, now):
+            if alarm.key not in known.slow:
+                known.slow.add(alarm.key)
+                self.hook.raise_alarm(alarm)
+                yield Change(now, run, attempt, alarm.kind, alarm.sentence, verdict)
+
     def results(self) -> list[str]:
-        """What came of the alarms since the last time, in words."""
-        return [
+        """What came of the alarms, and of what was to be kept, since the last time, in words."""
+        problem = None if self._kept is None else self._kept.problem
+        is_new = problem is not None and problem != self._unkept
+        self._unkept = problem
+        return [f"what was judged here is not kept in the store: {problem}"] * is_new + [
             f"alarm {alarm.kind} of {alarm.run}/{alarm.attempt}: {told.outcome}"
             + (f" ({told.detail})" if told.detail else "")
             for alarm, told in self.hook.take_results()
@@ -148,7 +180,7 @@ class Watch:
                 known.tries, known.is_silent = MOST_TRIES, True
                 known.incidents = {str(one["incident"]): (True, one["verdict"]) for one in self._incidents(attempt)}
                 return
-            yield self._change(attempt, "watched", _described(attempt))
+            yield self._change(attempt, "watched", described(attempt))
         elif known.exit_reason is not None or (known.tries >= MOST_TRIES and known.is_silent and age_s is None):
             return
         yield from self._of_incidents(attempt, known)
@@ -159,24 +191,30 @@ class Watch:
         return list(self._store.query("SELECT * FROM incidents ORDER BY opened_ns", attempt=attempt).to_pylist())
 
     def _of_incidents(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
-        unjudged = judged = False
+        unjudged = judged = known.is_kept = known.is_kept_elsewhere = False
         for row in self._incidents(attempt):
+            if row["kind"] == KIND:  # of a watch, which says the same itself
+                is_open, is_own = row["closed_ns"] is None, is_of_this_host(str(row["incident"]))
+                known.is_kept |= is_open and is_own
+                known.is_kept_elsewhere |= is_open and not is_own
+                continue
             name, is_closed, verdict = str(row["incident"]), row["closed_ns"] is not None, row["verdict"]
             before = known.incidents.get(name)
             known.incidents[name] = is_closed, verdict
-            opened_ns = _moment(row["opened_ns"])
+            opened_ns = moment_of(row["opened_ns"])
             if before is None:
                 known.tries = 0
-                yield Change(opened_ns, attempt.run, attempt.attempt, "incident", _opened(row))
+                yield Change(opened_ns, attempt.run, attempt.attempt, "incident", opened(row))
             if verdict is not None and (before is None or before[1] != verdict):
                 yield from self._judged(attempt, known, read_verdict(verdict))
             if is_closed and (before is None or not before[0]):
-                yield Change(_moment(row["closed_ns"]), attempt.run, attempt.attempt, "closed", _closed(row))
+                yield Change(moment_of(row["closed_ns"]), attempt.run, attempt.attempt, "closed", closed(row))
             if not is_closed and row["kind"] == "stalled":
                 judged |= verdict is not None
                 unjudged |= verdict is None and time.time_ns() - opened_ns > OWN_AFTER_S * 1e9
-        if unjudged and not judged:  # of several hosts, one judges for all
-            yield from self._judge(attempt, known)
+        known.judges_itself = unjudged and not judged
+        if known.judges_itself:  # of several hosts, one judges for all
+            yield from self._judge(attempt, known, "no agent judged a stall")
 
     def _of_hardware(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
         for news in hardware_news(self._store, attempt, known.hardware, time.time_ns()):
@@ -192,7 +230,7 @@ class Watch:
             )
             if attempt.exit_reason == "crashed":
                 known.tries = 0
-                yield from self._judge(attempt, known)
+                yield from self._judge(attempt, known, "the attempt crashed")
             return
         is_silent = age_s is not None and age_s > SILENT_S and attempt.exit_reason is None
         if is_silent and not known.is_silent:
@@ -201,10 +239,11 @@ class Watch:
         elif known.is_silent and not is_silent:
             yield self._change(attempt, "heard", "there is news of it again")
         known.is_silent = is_silent
+        known.judges_itself |= is_silent
         if is_silent:
-            yield from self._judge(attempt, known)
+            yield from self._judge(attempt, known, "nothing is heard of the agents")
 
-    def _judge(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
+    def _judge(self, attempt: Attempt, known: _Seen, why: str) -> Iterator[Change]:
         """A verdict of one's own, a bounded number of times, each time after twice the time, until it is firm."""
         if known.tries >= MOST_TRIES or (known.tries and time.monotonic() < known.again_at):
             return
@@ -213,7 +252,20 @@ class Watch:
         verdict = to_json(diagnose(self._store, attempt))
         if verdict["verdict"] in FIRM:
             known.tries = MOST_TRIES
+        if verdict["verdict"] in ALARMING and self._kept is not None and not known.is_kept_elsewhere:
+            key = attempt.run, attempt.attempt
+            self._judgements.append((key, self._judgement(attempt, why, verdict)))
         yield from self._judged(attempt, known, verdict)
+
+    def _judgement(self, attempt: Attempt, why: str, verdict: dict[str, Any]) -> Judgement:
+        """A verdict with the last two looks at the ranks; without those of an attempt that has ended."""
+        is_over = attempt.exit_reason is not None
+        looks = () if is_over else take_looks(self._store, attempt, SNAPSHOT_GAP_NS)
+        seen = [look for look in looks if look.states]
+        text = json.dumps(verdict, allow_nan=False)
+        rows = [flight_rows(look) for look in seen]
+        moments = [max(state.moment_ns for state in look.states.values()) for look in seen]
+        return Judgement(why, str(verdict["verdict"]), text, moments, rows, is_over)
 
     def _judged(self, attempt: Attempt, known: _Seen, verdict: dict[str, Any] | None) -> Iterator[Change]:
         if verdict is None:
@@ -232,41 +284,3 @@ class Watch:
             now = time.time_ns()
             self._alarms.append(Alarm(what, "medium", attempt.run, attempt.attempt, (), (), sentence, now))
         return Change(time.time_ns(), attempt.run, attempt.attempt, what, sentence)
-
-
-def _described(attempt: Attempt) -> str:
-    layout = " x ".join(f"{axis} {size}" for axis, size in attempt.layout.items())
-    ranks = "ranks that are not known yet" if attempt.world_size is None else f"{attempt.world_size:,} ranks"
-    return f"{ranks}" + (f" ({layout})" if layout else "")
-
-
-def _opened(row: dict[str, Any]) -> str:
-    parts = str(row["incident"]).split("/")
-    where = f"on {parts[-3]}" if len(parts) > 3 and parts[-3] else "on a host"
-    actions = parse_actions(row["actions"])
-    if row["kind"] == "rank-died":
-        deaths = [one for one in actions if one.get("action") == "noticed-death"]
-        ranks = sorted({int(one["rank"]) for one in deaths if isinstance(one.get("rank"), int)})
-        who = f"{'rank' if len(ranks) == 1 else 'ranks'} {named(ranks)}" if ranks else "ranks that are not named"
-        return f"{where}, {who} ended without a goodbye"
-    if row["kind"] != "stalled":  # a supervisor's own
-        told = next((one["sentence"] for one in actions if isinstance(one.get("sentence"), str)), None)
-        return f"{row['kind']}: {told}" if told else f"{row['kind']}, {where}"
-    quiet = next((one.get("quiet_s") for one in actions if one.get("action") == "stood-still"), None)
-    return f"{where} nothing moves" + (f", for {quiet:g} s so far" if isinstance(quiet, int | float) else "")
-
-
-def _closed(row: dict[str, Any]) -> str:
-    moved = any(one.get("action") == "moved-again" for one in parse_actions(row["actions"]))
-    return f"{row['kind']}: {'it moves again' if moved else 'the attempt is over, or what was missed is back'}"
-
-
-def _moment(value: object) -> int:
-    """A moment of a row, UTC ns; now, where it has none."""
-    return value if isinstance(value, int) else time.time_ns()
-
-
-def _words(error: Exception) -> str:
-    text = str(error).splitlines()[0] if str(error) else ""
-    is_ours = isinstance(error, MegascopeError | OSError)
-    return text if is_ours and text else f"{type(error).__name__}: {text}"

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from ..profiler.exits import ExitNotes, exit_words
+
 GRACE_S = 5.0
 
 _PR_SET_PDEATHSIG = 1
@@ -22,11 +24,17 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 
 class Children:
-    """The forked ranks of one launch."""
+    """The forked ranks of one launch; how they ended is noted in ``notes``."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: ExitNotes | None = None) -> None:
         self._rank_of: dict[int, int] = {}
+        self._ended: list[tuple[int, int]] = []
+        self._notes = notes or ExitNotes()
         self._signalled: int | None = None
+
+    def note_in(self, notes: ExitNotes) -> None:
+        """Where the ends of ranks are noted from now on."""
+        self._notes = notes
 
     def fork(self, rank: int, work: Callable[[], int]) -> None:
         """Fork a child that runs ``work`` and exits with its result, and that dies with this process."""
@@ -52,7 +60,8 @@ class Children:
             os._exit(code)
 
     def __len__(self) -> int:
-        return len(self._rank_of)
+        """Those that have not ended, and those of whose end `reap` has not told."""
+        return len(self._rank_of) + len(self._ended)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -60,8 +69,10 @@ class Children:
         return {rank: pid for pid, rank in self._rank_of.items()}
 
     def send(self, number: int) -> None:
-        """Send a signal to all that are left."""
-        for pid in self._rank_of:
+        """Send a signal that ends them to all that are left. Who ended before it is noted not to have been asked."""
+        self._take_ended()
+        for pid, rank in self._rank_of.items():
+            self._notes.asked(rank, pid, number)
             os.kill(pid, number)  # a child that has ended is not reaped yet: its id is nobody else's
 
     @contextlib.contextmanager
@@ -89,19 +100,23 @@ class Children:
             # Who was killed comes first: the others that ended in the same moment may only have lost a peer.
             for rank, code in sorted(ended, key=lambda end: end[1]):
                 if code != 0:
-                    reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                    sys.stderr.write(f"rank {rank} {reason}: all ranks are ended\n")
+                    sys.stderr.write(f"rank {rank} {exit_words(code)}: all ranks are ended\n")
                     return 128 - code if code < 0 else code
         return 0
 
     def reap(self) -> list[tuple[int, int]]:
         """(rank, exit code, negative for a signal) of children that have ended, without waiting."""
-        ended = []
+        self._take_ended()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _take_ended(self) -> None:
         for pid in list(self._rank_of):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                ended.append((self._rank_of.pop(pid), os.waitstatus_to_exitcode(status)))
-        return ended
+                rank, code = self._rank_of.pop(pid), os.waitstatus_to_exitcode(status)
+                self._ended.append((rank, code))
+                self._notes.ended(rank, pid, code)
 
     def kill(self, patience_s: float = 1.0) -> None:
         """Kill all that are left, and take over that they ended; one that stays in the kernel is reaped later."""

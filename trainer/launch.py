@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from ..profiler.errors import MegascopeError
+from ..profiler.exits import ExitNotes, notes_on
 from ..profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE, mint_run, next_attempt_in
 from ..profiler.opening import default_spool
 from .children import Children
@@ -64,7 +65,7 @@ def launch(config: TrainConfig, nproc: int, *, environment: Mapping[str, str], n
         _name(config.record, common, name)
         if sys.platform == "linux":
             common.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        children = Children()
+        children = Children(_notes(config.record, common))
         with children.ended_on_signals():
             for rank in range(nproc):
                 children.fork(rank, lambda rank=rank: _child(config, rank, common, server))  # type: ignore[misc]
@@ -90,6 +91,14 @@ def _name(record: RecordConfig, environment: dict[str, str], prefix: str) -> Non
     if record.attempt is None and ATTEMPT_VARIABLE not in {**os.environ, **environment}:
         spool = record.spool or default_spool(record.store)
         environment[ATTEMPT_VARIABLE] = str(next_attempt_in(record.store, spool)(run))
+
+
+def _notes(record: RecordConfig, environment: Mapping[str, str]) -> ExitNotes:
+    """Where the ends of the ranks are noted: beside their boxes. Nowhere, where the attempt has no number yet."""
+    attempt = {**os.environ, **environment}.get(ATTEMPT_VARIABLE, "") if record.attempt is None else str(record.attempt)
+    if not record.enabled or not attempt.isdecimal():
+        return ExitNotes()
+    return notes_on(record.spool or default_spool(record.store), environment[RUN_VARIABLE], int(attempt))
 
 
 def _child(config: TrainConfig, rank: int, common: Mapping[str, str], server: socket.socket) -> int:

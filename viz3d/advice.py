@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from .verdict import CulpritKind, HangCulprit, listed
 
 _RESTART = "end the attempt and start it from its last checkpoint"
@@ -13,7 +15,35 @@ def next_steps(culprit: HangCulprit) -> tuple[str, ...]:
     hosts = ", ".join(culprit.hosts[:4]) or f"the host{'s' if len(culprit.ranks) > 1 else ''} of {who}"
     where = culprit.segment or "the operation"
     group = f"group {culprit.group}" if culprit.group else "the group"
-    return tuple(step.format(who=who, hosts=hosts, where=where, group=group) for step in _STEPS[culprit.kind])
+    steps = _STEPS[culprit.kind]
+    if culprit.kind == CulpritKind.DEAD and culprit.exit_code is not None:
+        steps = _of_death(culprit.exit_code)
+    return tuple(step.format(who=who, hosts=hosts, where=where, group=group) for step in steps)
+
+
+def _of_death(code: int) -> tuple[str, ...]:
+    """By how the process ended: from outside, on a fault of its own, or because it chose to."""
+    if code == -signal.SIGKILL:
+        return _STEPS[CulpritKind.DEAD]
+    if code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
+        return (
+            "find out who sent the signal to {who}: a scheduler (preemption, a time limit), an operator, a launcher",
+            f"{_RESTART}: the other ranks only wait",
+        )
+    if code < 0:
+        return (
+            "look for the core file of {who} (coredumpctl on {hosts}) and at the last lines of its log: native code "
+            "crashed, such as a kernel extension, a library or a driver",
+            "look at the kernel log of {hosts} (dmesg -T: segfault, Xid, machine check) at that moment",
+            "compare the versions of CUDA, NCCL and extensions on {hosts} with those of others; fence it if nobody "
+            "else crashes",
+            f"{_RESTART}: the other ranks only wait",
+        )
+    return (
+        f"read the last lines of the log of {{who}}: its own code ended it with {code} (sys.exit, os._exit, a library "
+        "that gave up), and no exception was recorded",
+        f"mend what it says, then {_RESTART}",
+    )
 
 
 _STEPS: dict[CulpritKind, tuple[str, ...]] = {

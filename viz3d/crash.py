@@ -70,7 +70,8 @@ def _lost_peers(store: Store, attempt: Attempt, deaths: Deaths, snapshot: Snapsh
     """All that ended speak of lost peers: those are on a host that fell silent before, or nobody knows who they are."""
     gone = silent_hosts(store, attempt, deaths)
     if not gone:
-        return Crash(Diagnosis(State.CRASHED, abstained=(_ALL_LOST_PEERS, *_notes(deaths, ()))), snapshot, ())
+        why = _ALL_ASKED if all(death.exit.was_on_request for death in deaths.all) else _ALL_LOST_PEERS
+        return Crash(Diagnosis(State.CRASHED, abstained=(why, *_notes(deaths, ()))), snapshot, ())
     dead = {rank for host in gone for rank in host.ranks}
     streams = Streams.of(snapshot, history)
     seen = _with_dead(with_recovered(snapshot, streams.recorded), dead)
@@ -155,7 +156,7 @@ def _death_root(death: Death, seen: Snapshot, deaths: Deaths, together: int) -> 
     if death.is_aftermath or not deaths.noted:
         confidence = UNSURE
     work = seen.states[death.rank].innermost_work() if death.rank in seen.states else None
-    return Root((death.rank,), kind, confidence, work.segment if work else None)
+    return Root((death.rank,), kind, confidence, work.segment if work else None, exit_code=death.exit.code)
 
 
 _NOBODY_NOTED = Abstention(
@@ -163,6 +164,9 @@ _NOBODY_NOTED = Abstention(
 )
 _ALL_LOST_PEERS = Abstention(
     "deaths", "all ranks that ended say that they lost a peer, and nothing tells which rank was the first to go"
+)
+_ALL_ASKED = Abstention(
+    "deaths", "all ranks that ended were told to by their launcher or its supervisor, and nothing tells what for"
 )
 _ALL_GONE = Abstention("deaths", "the processes of all ranks are gone, and which of them went first is not known")
 
@@ -176,6 +180,7 @@ def _notes(deaths: Deaths, first: Sequence[Death]) -> tuple[Abstention, ...]:
     dead = {death.rank for death in first}
     after = [death.rank for death in deaths.all if death.rank not in dead]
     if after:
-        reason = f"{len(after)} ranks ended too, and are taken for a consequence: {listed(after)}"
+        many = "1 rank ended too, and is" if len(after) == 1 else f"{len(after)} ranks ended too, and are"
+        reason = f"{many} taken for a consequence: {listed(after)}"
         notes.append(Abstention("later deaths", reason))
     return tuple(notes)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..collectors.clocks.clocks import NO_CLOCKS, Clocks, load_clocks
 from ..collectors.reading.store import Attempt, Store
+from ..profiler.exits import Exit
 from .actions import parse_actions
 
 SAME_LOOK_NS = 1_500_000_000
@@ -19,6 +20,8 @@ SAME_RAISE_NS = 100_000_000
 
 SILENT_S = 5.0
 """A host that is heard of twice a second, and of which nothing came for so long, is gone, or cut off."""
+
+NOT_TOLD = Exit()
 
 BEATS_NS = 10**9
 """Two heartbeats: of several silent hosts those count that were not heard of for so long before the first death."""
@@ -57,7 +60,8 @@ AFTERMATH_PHRASES = (
 class Death:
     """The end of a rank's process that was not meant. ``state``: gone, zombie or exception; ``active_ns`` is the last
     moment at which the rank is known to have done something. Both moments are on the reference clock where the clock
-    of its ``host`` is known, else on the host's own."""
+    of its ``host`` is known, else on the host's own. ``exit`` is how it ended, as its launcher or the kernel told, and
+    ``pid`` its process id on that host."""
 
     rank: int
     state: str
@@ -66,6 +70,8 @@ class Death:
     message: str | None = None
     active_ns: int | None = None
     host: str | None = None
+    exit: Exit = NOT_TOLD
+    pid: int | None = None
 
     @property
     def is_exception(self) -> bool:
@@ -74,9 +80,10 @@ class Death:
 
     @property
     def is_aftermath(self) -> bool:
-        """Whether its exception speaks of others: a connection that broke, a peer that is gone."""
+        """Whether its exception speaks of others (a connection that broke, a peer that is gone), or it went without a
+        word when its launcher ended it, for something that had happened elsewhere."""
         if not self.is_exception:
-            return False
+            return self.exit.was_on_request
         message = (self.message or "").lower()
         name = (self.type or "").rpartition(".")[2]
         return name in AFTERMATH_TYPES or any(phrase in message for phrase in AFTERMATH_PHRASES)
@@ -181,11 +188,17 @@ def parse_deaths(actions: Iterable[Mapping[str, Any]]) -> list[Death]:
             int(action.get("moment_ns") or 0),
             action.get("type"),
             action.get("message"),
+            exit=Exit(_number(action.get("exit_code")), _number(action.get("asked_signal"))),
+            pid=_number(action.get("pid")),
         )
         known = by_rank.get(death.rank)
         if known is None or (death.is_exception and not known.is_exception):
             by_rank[death.rank] = death
     return sorted(by_rank.values(), key=lambda one: (one.moment_ns, one.rank))
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def first_deaths(deaths: Sequence[Death], waiting: set[int], clocks: Clocks = NO_CLOCKS) -> list[Death]:

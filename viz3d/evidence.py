@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 from ..collectors.reading.store import Attempt, Store
 from ..collectors.reading.views import identifier, literal
 from ..collectors.verdicts import Evidence
+from ..profiler.exits import exit_words
 from .deaths import Death, SilentHost
 from .mismatch import Root
 from .roots import group_name
@@ -52,11 +55,31 @@ def death_evidence(store: Store, attempt: Attempt, death: Death) -> tuple[Eviden
         first_line = next(iter((death.message or "").splitlines()), "")[:300]
         return (Evidence(f"rank {death.rank} raised {death.type}: {first_line}", None, None, "incidents", noted),)
     if store.query(noted, attempt=attempt).num_rows:
-        told = f"the process of rank {death.rank} was found {death.state}, and its black box had not been closed"
-        return (Evidence(told, None, None, "incidents", noted),)
+        code = death.exit.code
+        how = f"was found {death.state}" if code is None else exit_words(code)
+        told = f"the process of rank {death.rank} {how}, and its black box had not been closed"
+        value = None if code is None else float(code)
+        own = noted.replace("SELECT action FROM", "SELECT (action->>'$.exit_code')::INT FROM", 1)
+        first = Evidence(told, value, None, "incidents", noted if code is None else own)
+        return (first, *_out_of_memory(store, attempt, death))
     sql = _gone_sql(attempt, death.rank)
     told = f"the process of rank {death.rank} is {death.state} in its last heartbeats"
     return (Evidence(told, _value(store, attempt, sql), None, "heartbeats", sql),)
+
+
+def _out_of_memory(store: Store, attempt: Attempt, death: Death) -> tuple[Evidence, ...]:
+    """That the kernel killed a process for want of memory, if the kernel's log as it was recorded names the process."""
+    if death.exit.code != -signal.SIGKILL or death.pid is None or death.host is None:
+        return ()
+    sql = (
+        f"SELECT count(*) FROM hardware_events WHERE {_where(attempt)} AND kind = 'oom-kill' "
+        f"AND host = {literal(death.host)} AND pid = {death.pid}"
+    )
+    found = _value(store, attempt, sql)
+    if not found:
+        return ()
+    told = f"the kernel of {death.host} killed it because memory had run out, by its log"
+    return (Evidence(told, found, None, "hardware_events", sql),)
 
 
 def silent_evidence(store: Store, attempt: Attempt, host: SilentHost, first: Death) -> Evidence:

@@ -174,6 +174,7 @@ def _culprit(root: Root, snapshot: Snapshot, state: State, evidence: tuple[Evide
         group=group_name(snapshot, root.group),
         waiters=root.waiters,
         evidence=evidence,
+        exit_code=root.exit_code,
     )
 
 

@@ -19,7 +19,7 @@ class Root:
     """One accusation, before its evidence is gathered. ``group`` is the store's id of the group concerned.
 
     ``is_suspicion``: something else is not explained by it, so that nobody is accused on it. ``is_alone``: nothing but
-    its own past speaks against it, so that it is one beside any firm root.
+    its own past speaks against it, so that it is one beside any firm root. ``exit_code``: of a process that ended.
     """
 
     ranks: tuple[int, ...]
@@ -32,6 +32,7 @@ class Root:
     why: str = ""
     is_suspicion: bool = False
     is_alone: bool = False
+    exit_code: int | None = None
 
 
 def find_mismatches(snapshot: Snapshot, history: History, streams: Streams | None = None) -> list[Root]:

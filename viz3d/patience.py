@@ -6,36 +6,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..collectors.patience import (
+    DATA_S,
+    PATIENCE_S,
+    PHASES,
+    PROGRAM_S,
+    PROGRAM_TIMES,
+    STUCK_S,
+    USUAL_TIMES,
+    is_program,
+)
 from ..profiler.vocabulary import SegmentKind
 from .graph import WaitGraph
 from .mismatch import Root
 from .pace import Pace, Work
 from .states import RankState, Snapshot
 from .verdict import CulpritKind
-
-STUCK_S = 7.0
-"""In a job that has run, no segment that usually takes far less is this long without being stuck."""
-
-DATA_S = 15.0
-"""Loading data gets this time at least: a shard that changes, a retry or a cold cache takes seconds where a batch takes
-milliseconds."""
-
-PATIENCE_S = 30.0
-"""What is slow by nature, or was never completed before, or is not in any segment, gets this time at least (or three
-steps, if that is more)."""
-
-PROGRAM_S = 300.0
-"""What most ranks of the job are in is the program, and no fault of theirs, for half as long as NCCL's collectives wait
-by default before they end the job: a verdict after that would find nobody left."""
-
-PROGRAM_TIMES = 20
-"""Where it is known what such a phase usually takes it gets so many times that, if that is less."""
-
-USUAL_TIMES = 10
-"""Loading data gets so many times what it usually takes; a checkpoint or an evaluation may well be another one."""
-
-PHASES = frozenset({SegmentKind.INIT, SegmentKind.COMPILE, SegmentKind.CHECKPOINT, SegmentKind.EVAL})
-"""Work that a program enters once in a while, and that may take long."""
 
 OF_THE_PROGRAM = frozenset(
     {
@@ -94,16 +80,17 @@ class Patience:
     def program(self) -> frozenset[str]:
         """Phases that half of the ranks are in themselves, or more: not those that wait in them for others."""
         present = sum(state.is_present for state in self.later.states.values())
-        return frozenset(name for name, ranks in self._inside.items() if len(ranks) > 1 and 2 * len(ranks) >= present)
+        return frozenset(name for name, ranks in self._inside.items() if is_program(len(ranks), present))
 
     @property
     def _inside(self) -> Mapping[str, Sequence[int]]:
-        """Phase -> ranks that are in it themselves."""
+        """Phase -> ranks that are in it themselves. All that a job does before its first step is one."""
         if self._phases is None:
             self._phases = defaultdict(list)
+            has_run = self.pace.step_s() is not None
             for state in self.later.states.values():
                 work = state.innermost_work() if state.is_present and state.rank not in self.graph.waits else None
-                if work is not None and work.kind in PHASES:
+                if work is not None and (work.kind in PHASES or not has_run):
                     self._phases[work.segment].append(state.rank)
         return self._phases
 

@@ -37,12 +37,14 @@ def render(verdict: HangVerdict | Judged) -> RenderableType:
     ]
     if verdict.used:
         parts.append(Text(f"read from {'; '.join(str(one) for one in verdict.used)}", "dim"))
+    if verdict.missing:
+        parts.append(Text(f"Without data: {_listed(verdict.missing)}", "bold"))
     if verdict.culprits:
         parts += [Text(), _table(verdict.culprits)]
         for culprit in verdict.culprits:
             parts += _culprit(culprit)
     parts += _coverage(verdict)
-    parts += _missing(verdict)
+    parts += _not_judged(verdict)
     return Group(*parts)
 
 
@@ -78,14 +80,11 @@ def _coverage(verdict: HangVerdict) -> list[RenderableType]:
     return [Text(), Text(f"{told}.")]
 
 
-def _missing(verdict: HangVerdict) -> list[RenderableType]:
-    parts: list[RenderableType] = []
-    if verdict.missing:
-        parts += [Text(), Text(f"Without data: {_listed(verdict.missing)}", "bold")]
-    if verdict.abstained:
-        parts += [Text(), Text("Not judged", "bold")]
-        parts += [Text(f"  {one.signal}: {one.reason}") for one in verdict.abstained]
-    return parts
+def _not_judged(verdict: HangVerdict) -> list[RenderableType]:
+    if not verdict.abstained:
+        return []
+    told = [Text(f"  {one.signal}: {one.reason}") for one in verdict.abstained]
+    return [Text(), Text("Not judged", "bold"), *told]
 
 
 def _table(culprits: tuple[HangCulprit, ...]) -> Table:

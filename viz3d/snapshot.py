@@ -195,6 +195,21 @@ def freeze(rows: Iterable[Mapping[str, Any]], moment_ns: int) -> dict[int, RankS
     return states
 
 
+def flight_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """What is in flight in a look as rows of ``in_flight``, without incident, snapshot and source: see `freeze`."""
+    return [
+        {**{name: getattr(flight, name) for name in _FLIGHT_COLUMNS}, "rank": state.rank, "step": state.step}
+        for state in snapshot.states.values()
+        for flight in state.flights
+        if not flight.is_recovered
+    ]
+
+
+_FLIGHT_COLUMNS = (
+    "segment", "kind", "group", "sequence", "peer", "microbatch", "begun_ns", "size_bytes", "waiting",
+)  # fmt: skip
+
+
 def _with_idle(states: Mapping[int, RankState], job: _Job) -> dict[int, RankState]:
     """With the ranks that had nothing in flight: an agent freezes all ranks of its host at once."""
     looked_at = {job.hosts[rank]: state.moment_ns for rank, state in states.items() if rank in job.hosts}
@@ -202,4 +217,4 @@ def _with_idle(states: Mapping[int, RankState], job: _Job) -> dict[int, RankStat
     return {**idle, **states}
 
 
-__all__ = ["STALE_NS", "Flight", "RankState", "Snapshot", "freeze", "take_looks", "take_snapshot"]
+__all__ = ["STALE_NS", "Flight", "RankState", "Snapshot", "flight_rows", "freeze", "take_looks", "take_snapshot"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..collectors.patience import STUCK_S
 from ..collectors.reading.store import Attempt, Store
 from .actions import parse_actions
-from .patience import STUCK_S
 
 STILL_OPEN_NS = 10 * 10**9
 """A stall that was closed so shortly before the end was closed by the end: ranks that are interrupted move."""

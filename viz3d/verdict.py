@@ -10,6 +10,7 @@ from typing import Any
 
 from ..collectors import verdicts
 from ..collectors.verdicts import Abstention, Evidence
+from ..profiler.exits import exit_words
 
 
 class State(StrEnum):
@@ -89,7 +90,8 @@ def plain_utc(moment_ns: int) -> str:
 @dataclass(frozen=True, slots=True)
 class HangCulprit:
     """One root. ``segment`` is what it is in, or what it left out; ``group`` where it is missed; ``waiters`` how many
-    ranks wait for it, directly or through others."""
+    ranks wait for it, directly or through others. ``exit_code``: of a process that ended, negative for the signal that
+    killed it; None where it did not, or nobody told."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -100,6 +102,7 @@ class HangCulprit:
     group: GroupName | None
     waiters: int
     evidence: tuple[Evidence, ...]
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,8 @@ def describe(culprit: HangCulprit) -> str:
     who = f"{'Rank' if len(culprit.ranks) == 1 else 'Ranks'} {listed(culprit.ranks)}"
     on = f" on {', '.join(culprit.hosts[:4])}" if culprit.hosts else ""
     what = _WORDS.get(culprit.kind, str(culprit.kind))
+    if culprit.kind == CulpritKind.DEAD and culprit.exit_code is not None and len(culprit.ranks) == 1:
+        what = exit_words(culprit.exit_code)
     of = " of" if culprit.kind == CulpritKind.MISSING_CALL else " in"
     where = f"{of} {culprit.segment}" if culprit.segment else ""
     group = f" in group {culprit.group}" if culprit.group else ""

@@ -16,10 +16,12 @@ import duckdb
 from ...profiler.errors import MegascopeError
 from ..alarms.pickup import AlarmPickUp
 from ..drains.run import RunDrain
+from ..hardware.telling import HardwareTeller
 from ..hardware.watch import HardwareWatch, Sources
 from ..manifests.marker import check_marker
 from ..metrics.address import MetricsAddress
 from ..metrics.opening import open_metrics
+from ..patience import STALL_S
 from ..reading.store import Store
 from ..spool.spool import boxes, clear_away, patient_lock
 from ..storage.address import store_path
@@ -56,7 +58,7 @@ class AgentSettings:
     flush_s: float = 2.0
     heartbeat_s: float = 1.0
     health_s: float = 5.0
-    stall_s: float = 6.0
+    stall_s: float = STALL_S
     catalog_s: float = 30.0
     quota_bytes: int | None = None
     idle_exit_s: float | None = None
@@ -128,9 +130,10 @@ class Agent:
         self.runs: dict[str, RunDrain] = {}
         limit = settings.quota_bytes if settings.quota_bytes is not None else default_quota(settings.store)
         self._quota = Quota(settings.store, limit)
-        self._hardware = HardwareWatch(settings.health_s, Sources(spool=settings.spool))
         self._clocks = ClockWatch(settings.store)
         self._alarms = AlarmPickUp(settings.store)
+        teller = HardwareTeller(self._alarms.raise_alarm)
+        self._hardware = HardwareWatch(settings.health_s, Sources(spool=settings.spool), teller.tell)
         self._metrics = open_metrics(settings.metrics, settings.spool)
         self._flush_timer, self._heartbeat_timer = _Timer(settings.flush_s), _Timer(settings.heartbeat_s)
         self._catalog_timer = _Timer(settings.catalog_s)

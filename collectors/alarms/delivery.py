@@ -113,7 +113,7 @@ class Delivery:
         problems = self._problems(as_one(alarms))
         if not problems:
             for alarm in alarms:
-                self.memory.note_told(alarm)
+                self.memory.note_told(alarm, self._done)
             return True
         if self._problem is None:
             self.say(self.alarm, Told("retrying", "; ".join(problems)[:600]))

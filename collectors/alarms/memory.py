@@ -8,20 +8,17 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from ...profiler.host import host_name
-from ..manifests.manifest import quote_name
 from ..storage.durable import make_folders, replace_text
 from ..storage.shared_claim import LEASE_S, SharedClaim
+from .record import FOLDER, TOLD, WAITING, Recorded, alarm_folder, told_text
 from .rules import Alarm
 
-FOLDER = "_alarms"
-"""Folder of the store; in it are folders of run and attempt."""
-
-_WAITING, _TOLD, _CLAIMS = ".alarm", ".told", "claims"
+_CLAIMS = "claims"
 _numbers = itertools.count()
 
 
@@ -39,27 +36,28 @@ class AlarmMemory:
         if since is not None and time.time() - since < self._window_s:
             return True
         with contextlib.suppress(OSError):
-            return time.time() - self._path(alarm, _TOLD).stat().st_mtime < self._window_s
+            return time.time() - self._path(alarm, TOLD).stat().st_mtime < self._window_s
         return False
 
-    def note_told(self, alarm: Alarm) -> None:
-        """It was told: nobody has to within the window."""
+    def note_told(self, alarm: Alarm, targets: Collection[str] = ()) -> None:
+        """It was told, and these targets took it: nobody has to within the window."""
         self._own[alarm.key] = time.time()
         with contextlib.suppress(OSError):
             make_folders(self._folder(alarm))
-            self._path(alarm, _TOLD).write_text(alarm.key + "\n", encoding="utf-8")
+            told = Recorded(alarm, time.time_ns(), tuple(sorted(targets)), host_name())
+            self._path(alarm, TOLD).write_text(told_text(told), encoding="utf-8")
         self.drop(alarm)
 
     def keep(self, alarm: Alarm) -> None:
         """Have it wait in the store, where others find it if this process ends before it told of it."""
         with contextlib.suppress(OSError):
             make_folders(self._folder(alarm))
-            replace_text(self._path(alarm, _WAITING), json.dumps(asdict(alarm), default=str))
+            replace_text(self._path(alarm, WAITING), json.dumps(asdict(alarm), default=str))
 
     def drop(self, alarm: Alarm) -> None:
         """It waits no more."""
         with contextlib.suppress(OSError):
-            self._path(alarm, _WAITING).unlink(missing_ok=True)
+            self._path(alarm, WAITING).unlink(missing_ok=True)
 
     def claim(self, alarm: Alarm) -> SharedClaim:
         """The right to tell of it and of all that are told with it."""
@@ -79,7 +77,7 @@ class AlarmMemory:
         """What has waited for so long at least; what has for longer than the window is no news, and is removed."""
         for folder in self._root.glob("run=*/attempt=*"):
             for alarm in _read_all(folder):
-                path = self._path(alarm, _WAITING)
+                path = self._path(alarm, WAITING)
                 with contextlib.suppress(OSError):
                     waited_s = time.time() - path.stat().st_mtime
                     if waited_s > self._window_s:
@@ -88,7 +86,7 @@ class AlarmMemory:
                         yield alarm
 
     def _folder(self, alarm: Alarm) -> Path:
-        return self._root / f"run={quote_name(alarm.run)}" / f"attempt={alarm.attempt}"
+        return alarm_folder(self._root, alarm.run, alarm.attempt)
 
     def _path(self, alarm: Alarm, suffix: str) -> Path:
         return self._folder(alarm) / (_name(alarm.key) + suffix)
@@ -100,6 +98,9 @@ def _name(key: str) -> str:
 
 def _read_all(folder: Path) -> Iterator[Alarm]:
     """The alarms that wait in a folder; a damaged file is none."""
-    for path in sorted(folder.glob(f"*{_WAITING}")):
+    for path in sorted(folder.glob(f"*{WAITING}")):
         with contextlib.suppress(OSError, ValueError):
             yield Alarm.parse(json.loads(path.read_text(encoding="utf-8")))
+
+
+__all__ = ["FOLDER", "AlarmMemory"]

@@ -36,6 +36,30 @@ def alarm_of_verdict(verdict: dict[str, Any], moment_ns: int) -> Alarm:
     )
 
 
+ACCUSED_HARDWARE = frozenset({"rank", "host", "link", "group"})
+"""Kinds of stragglers that accuse ranks or hosts; others are the job's own way, and nobody has to be woken for them."""
+
+
+def alarms_of_stragglers(verdict: dict[str, Any], moment_ns: int) -> list[Alarm]:
+    """The alarms that tell of a verdict of `megascope stragglers --json`: one for each rank, host, link or group."""
+    if verdict["verdict"] != "findings":
+        return []
+    run, attempt = str(verdict["run"]), int(verdict["attempt"])
+    found = []
+    for one in culprits_of(verdict):
+        if one.get("kind") not in ACCUSED_HARDWARE:
+            continue
+        ranks = tuple(sorted(int(rank) for rank in _known(one.get("ranks"))))
+        hosts = tuple(dict.fromkeys(map(str, _known(one.get("hosts")))))
+        lost = one.get("lost_share")
+        cost = f", it costs {lost:.1%} of the job's time" if isinstance(lost, int | float) else ""
+        sentence = f"Run {run}, attempt {attempt}: {_accused(one)} ({one.get('cause')}, in {one.get('segment')}){cost}."
+        severity = "high" if one.get("severity") == "high" else "medium"
+        kind = f"straggler-{one.get('cause')}"
+        found.append(Alarm(kind, severity, run, attempt, ranks, hosts, sentence, moment_ns, verdict))
+    return found
+
+
 def sentence_of(verdict: dict[str, Any]) -> str:
     """A verdict's object in a sentence: its own where it has one."""
     if isinstance(verdict.get("sentence"), str):

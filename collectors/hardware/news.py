@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 
-from ..alarms.rules import Alarm, named
+from ..alarms.rules import Alarm
 from ..reading.store import Attempt, Store
+from .telling import AGAIN_S, Key, hardware_alarm
 
 RECENT_S = 3600.0
 """What is older is history, which `megascope health` has."""
-
-AGAIN_S = 600.0
-"""The same error of the same device is told again after so long."""
 
 MOST_NEWS = 20
 """Told at a time; how many more there are is one sentence."""
@@ -22,9 +20,6 @@ _ERRORS = """
     FROM hardware_events WHERE severity = 'error' AND moment_ns >= ? GROUP BY ALL ORDER BY moment_ns, host, text
 """
 _RANKS = "SELECT host, device, list(rank ORDER BY rank) AS ranks FROM ranks WHERE device IS NOT NULL GROUP BY ALL"
-
-Key = tuple[str, str | None, str, int | None]
-"""Host, device, kind and number of an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +48,9 @@ def hardware_news(store: Store, attempt: Attempt, told: MutableMapping[Key, int]
     on = {(one["host"], one["device"]): tuple(one["ranks"]) for one in store.query(_RANKS, [], attempt).to_pylist()}
     for row in fresh[:MOST_NEWS]:
         ranks: tuple[int, ...] = on.get((row["host"], row["device"]), ())
-        whose = f" ({'rank' if len(ranks) == 1 else 'ranks'} {named(ranks)})" if ranks else ""
         often = f", {row['times']:,} times" if row["times"] > 1 else ""
-        sentence = f"{row['host']}{whose}: {str(row['text']).rstrip('.')}{often}"
-        kind = f"hardware-{row['kind']}" + (f"-{row['code']}" if row["code"] is not None else "")
-        moment_ns, hosts = int(row["moment_ns"]), (str(row["host"]),)
-        alarm = Alarm(kind, "medium", attempt.run, attempt.attempt, ranks, hosts, f"{sentence}.", moment_ns)
-        yield News(moment_ns, sentence, alarm)
+        alarm = hardware_alarm(attempt.run, attempt.attempt, row, ranks, int(row["moment_ns"]), often)
+        yield News(alarm.moment_ns, alarm.sentence.removesuffix("."), alarm)
     if len(fresh) > MOST_NEWS:
         more = f"{len(fresh) - MOST_NEWS:,} more errors of hardware: `megascope health` has them"
         yield News(now_ns, more)

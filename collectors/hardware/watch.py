@@ -6,7 +6,7 @@ import ctypes
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,9 +81,18 @@ class _Found:
 
 
 class HardwareWatch:
-    """Samples every ``every_s`` seconds while something runs; `close` ends its child."""
+    """Samples every ``every_s`` seconds while something runs; `close` ends its child.
 
-    def __init__(self, every_s: float, sources: Sources | None = None) -> None:
+    ``tell`` gets the events of each attempt that runs, as they come.
+    """
+
+    def __init__(
+        self,
+        every_s: float,
+        sources: Sources | None = None,
+        tell: Callable[[Any, Sequence[Mapping[str, Any]]], None] | None = None,
+    ) -> None:
+        self._tell = tell
         self._every_s, self._sources = every_s, sources or Sources()
         self._host_name = host_name()
         self._host = HostReader(self._sources.spool)
@@ -252,6 +261,8 @@ class HardwareWatch:
             now_ns = attempt.now_ns
             attempt.outbox.append("health", (_dated(row, self._host_name, now_ns) for row in rows))
             attempt.outbox.append("hardware_events", (_dated(row, self._host_name, now_ns) for row in events))
+            if self._tell is not None and events:
+                self._tell(attempt, events)
             if rows or events:
                 gpus = [gpu.name for gpu in self._gpus.values() if gpu.pci is not None]
                 machine = this_machine(gpus, self._sources.dmi, self._sources.system_id)

@@ -11,6 +11,7 @@ from typing import Any
 from ..spool.outbox import Outbox
 from ..spool.processes import DEAD_STATES
 from ..spool.rank_drain import RankDrain
+from .endings import NOTICED, Endings
 from .phases import PhaseBoard
 from .stall_pace import StallPace
 
@@ -78,6 +79,7 @@ class IncidentWatch:
         self._pace = StallPace(stall_s, (state or {}).get("pace"), board)
         self.incidents = [Incident(**values) for values in (state or {}).get("incidents", ())]
         self._noted: set[str] = set((state or {}).get("noted", ()))
+        self._endings = Endings()
 
     def state(self) -> dict[str, Any]:
         """For a later agent."""
@@ -128,10 +130,14 @@ class IncidentWatch:
                     continue
                 self._noted.add(mark)
                 incident = self._open(IncidentKind.RANK_DIED) or self._begin(IncidentKind.RANK_DIED, now)
-                action = {"action": "noticed-death", "moment_ns": now, "rank": rank.rank, "state": str(what)}
+                action = {"action": NOTICED, "moment_ns": now, "rank": rank.rank, "state": str(what)}
+                action |= {"pid": rank.reader.pid}
                 if exception is not None and what == "exception":
                     action |= {"moment_ns": exception.moment_ns, "type": exception.type, "message": exception.message}
                 incident.actions.append(action)
+            for one in self.incidents:
+                if one.kind == IncidentKind.RANK_DIED:
+                    self._endings.add_to(rank, one.actions)
 
     def _note_returns(self, ranks: Sequence[RankDrain], now: int) -> None:
         """Ranks that were taken for dead and are not; without any dead one, the incident is over."""
@@ -141,7 +147,7 @@ class IncidentWatch:
             if rank.died is None and marks and incident is not None:
                 self._noted -= marks
                 for action in incident.actions:
-                    if action["action"] == "noticed-death" and action["rank"] == rank.rank:
+                    if action["action"] == NOTICED and action["rank"] == rank.rank:
                         action["action"] = "took-for-dead"
                 incident.actions.append({"action": "came-back", "moment_ns": now, "rank": rank.rank})
                 if not any(each.died or each.metadata.exception for each in ranks):

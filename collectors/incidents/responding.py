@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ...profiler.exits import exit_words
 from ...profiler.host import host_name
 from ..alarms.alarms import AlarmHook
-from ..alarms.delivery import Told
 from ..alarms.memory import FOLDER
 from ..alarms.rules import Alarm, AlarmSettings, named, settings_of_environment
+from ..alarms.teller import FINISH_S, log_untold
 from ..alarms.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, read_verdict, sentence_of
 from ..spool.rank_drain import RankDrain
 from .diagnosing import Diagnoser, diagnosis_claim
+from .endings import NOTICED, exit_of
 from .incidents import Incident, IncidentKind
 from .question import Answer
 from .stacks import StackTaker
@@ -40,9 +43,6 @@ CLAIM_LOOK_S = 2.0
 
 REST_AFTER_FAILURE_S = 120.0
 """Who could not tell of its verdict leaves the diagnosis to other hosts for so long."""
-
-FINISH_S = 10.0
-"""An agent that ends gives alarms on their way so long; what is not told then waits in the store."""
 
 FATE = "ended without a goodbye"
 
@@ -160,14 +160,18 @@ class Responder:
         """One alarm for those of this host that went together; the hook puts those of several hosts together."""
         if case.alarmed or (incident.closed_ns is not None and not is_last):
             return
-        deaths = [one for one in incident.actions if one["action"] == "noticed-death" and one["rank"] is not None]
+        deaths = [
+            one
+            for one in incident.actions
+            if one["action"] == NOTICED and one["rank"] is not None and not exit_of(one).was_on_request
+        ]
         if not deaths:
             return
         moments = [int(one["moment_ns"]) for one in deaths]
         if not is_last and now - max(moments) < TOGETHER_NS and now - min(moments) < MOST_TOGETHER_NS:
             return
         ranks = tuple(sorted({int(one["rank"]) for one in deaths}))
-        what = ", ".join(sorted({str(one["state"]) for one in deaths}))
+        what = _endings_of(deaths)
         who = f"Rank{'s' if len(ranks) > 1 else ''} {named(ranks)}"
         sentence = f"{who} on {self._host} {FATE} ({what}), run {self._run}, attempt {self._attempt}."
         first_ns = int(deaths[0]["moment_ns"])
@@ -184,7 +188,7 @@ class Responder:
     def _note_alarms(self, incidents: dict[str, Incident], now: int) -> None:
         for alarm, told in self._hook.take_results():
             names = [name for name, case in self._cases.items() if alarm.key in case.alarmed and name in incidents]
-            self._log(alarm, told)
+            log_untold(alarm, told)
             if told.outcome == "nobody":
                 continue
             for name in names[-1:]:
@@ -193,15 +197,6 @@ class Responder:
             if told.outcome == "failed" and self._claim.is_own:
                 self._claim.give_free()  # another host may reach whom this one cannot
                 self._claim_at = time.monotonic() + REST_AFTER_FAILURE_S
-
-    def _log(self, alarm: Alarm, told: Told) -> None:
-        words = {
-            "retrying": "was not told yet, and is tried again",
-            "failed": "was not told",
-            "left": "was not told yet, and waits in the store",
-        }
-        if told.outcome in words:
-            log.warning("An alarm of run %s (%s) %s: %s.", self._run, alarm.kind, words[told.outcome], told.detail)
 
     @property
     def is_telling(self) -> bool:
@@ -219,6 +214,24 @@ class Responder:
         self.end()
         self._hook.finish(FINISH_S)
         self._note_alarms({}, 0)
+
+
+def _endings_of(deaths: Sequence[Mapping[str, Any]]) -> str:
+    """How ranks ended, in words; which rank in which way, where they differ. An exception tells the most."""
+    least_first = sorted(deaths, key=lambda one: one["state"] == "exception")
+    by_rank = {int(one["rank"]): _ending_of(one) for one in least_first}
+    of = {ending: [rank for rank, own in sorted(by_rank.items()) if own == ending] for ending in by_rank.values()}
+    if len(of) == 1:
+        return next(iter(of))
+    return ", ".join(f"{named(ranks)} {ending}" for ending, ranks in sorted(of.items(), key=lambda one: one[1]))
+
+
+def _ending_of(death: Mapping[str, Any]) -> str:
+    """How a rank ended, in words: by its exit code where the agent knows no more than that it is gone."""
+    code = exit_of(death).code
+    if death["state"] == "exception":
+        return "with an exception"
+    return str(death["state"]) if code is None else exit_words(code)
 
 
 __all__ = ["Responder", "alarm_of_verdict", "sentence_of", "settings_of_environment"]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...profiler.vocabulary import WAITING_KINDS, SegmentKind
-from ..spool.rank_drain import RankDrain
-from .phases import PhaseBoard, only_waits
-
-SLOW_KINDS = frozenset(
-    {SegmentKind.INIT, SegmentKind.COMPILE, SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.DATA}
+from ..patience import (
+    DATA_S,
+    PATIENCE_S,
+    PHASES,
+    PROGRAM_S,
+    PROGRAM_TIMES,
+    STALL_S,
+    USUAL_TIMES,
+    is_program,
 )
-"""Work that takes long once in a while and makes all others wait; so does everything before the first step is done."""
+from ..spool.rank_drain import RankDrain
+from .phases import PhaseBoard, only_waits, own_work
 
-PATIENCE = 5
-"""So many times the usual patience is had with slow kinds, and with a job that starts."""
+SLOW_KINDS = PHASES | {SegmentKind.DATA}
+"""Work that takes long once in a while and makes all others wait; so does everything before the first step is done."""
 
 STEPS = 3
 TIMES_LONGEST = 2
@@ -57,6 +62,8 @@ class StallPace:
         The second is None where nothing is in flight: ranks that rest without having begun anything are idle.
         """
         self._watch_steps(ranks)
+        if self._board is not None:
+            self._board.is_starting = not self._steps
         changed_ns = max((rank.changed_ns for rank in ranks), default=0)
         quiet_ns = time.monotonic_ns() - changed_ns
         if quiet_ns < min(_REST_NS, self._stall_ns):
@@ -70,25 +77,63 @@ class StallPace:
         self._resting = work, quiet_ns
         if not flights:
             return quiet_ns, None
-        is_patient = bool(phases) or not self._steps or any(one["kind"] in SLOW_KINDS for one in flights)
+        least_ns = self._least_ns(ranks, flights, phases, quiet_ns)
         # Who waited for a phase has as much time afterwards as if it had moved when that ended.
         waited_ns = 0 if phases else max(0, self._phase_ns - changed_ns)
-        return quiet_ns, waited_ns + self._patience_ns(work, is_patient=is_patient)
+        return quiet_ns, waited_ns + self._patience_ns(work, least_ns, flights)
+
+    def _least_ns(
+        self,
+        ranks: Sequence[RankDrain],
+        flights: Sequence[Mapping[str, Any]],
+        phases: frozenset[str],
+        quiet_ns: int,
+    ) -> int:
+        """What work of these kinds is given at least: the most where it is what most of the job's ranks do."""
+        kinds = {one["kind"] for one in flights}
+        program = self._program(ranks, quiet_ns)
+        least_s = STALL_S
+        if SegmentKind.DATA in kinds:
+            least_s = DATA_S
+        if phases or not self._steps or kinds & PHASES:
+            least_s = PATIENCE_S
+        least_ns = round(least_s / STALL_S * self._stall_ns)
+        if not program:
+            return least_ns
+        program_ns = round(PROGRAM_S / STALL_S * self._stall_ns)
+        usual = [PROGRAM_TIMES * self._longest.get(name, program_ns) for name in program]
+        return max(least_ns, min(program_ns, max(usual)))
+
+    def _program(self, ranks: Sequence[RankDrain], quiet_ns: int) -> frozenset[str]:
+        """Phases that half of the job's ranks are in themselves, where all ranks of this host are in one or wait."""
+        kinds = PHASES if self._steps else frozenset(SegmentKind)
+        inside: Counter[str] = Counter()
+        for rank in ranks:
+            work = None if rank.is_ended else own_work(rank.flights())
+            if work is None:
+                continue
+            if work["kind"] not in kinds:
+                return frozenset()
+            inside[str(work["segment"])] += 1
+        if self._board is not None and quiet_ns >= self._stall_ns / 2:
+            inside += self._board.elsewhere()
+        world = max((rank.header.world_size for rank in ranks if rank.header is not None), default=len(ranks))
+        return frozenset(name for name, count in inside.items() if is_program(count, world))
 
     def _phases_elsewhere(self, ranks: Sequence[RankDrain], quiet_ns: int) -> frozenset[str]:
         """What ranks of other hosts are in, where those of this host do nothing but wait for others."""
         if self._board is None or quiet_ns < self._stall_ns / 2 or not only_waits(ranks):
             return frozenset()
-        phases = self._board.elsewhere()
+        phases = frozenset(self._board.elsewhere())
         if phases:
             self._phase_ns = time.monotonic_ns()
         return phases
 
-    def _patience_ns(self, work: frozenset[str], *, is_patient: bool) -> int:
+    def _patience_ns(self, work: frozenset[str], least_ns: int, flights: Sequence[Mapping[str, Any]]) -> int:
         usual = int(statistics.median(self._steps)) if self._steps else 0
+        loads = any(one["kind"] == SegmentKind.DATA for one in flights)
         longest = max((self._longest.get(name, 0) for name in work), default=0)
-        least = self._stall_ns * (PATIENCE if is_patient else 1)
-        return max(least, STEPS * usual, TIMES_LONGEST * longest)
+        return max(least_ns, STEPS * usual, (USUAL_TIMES if loads else TIMES_LONGEST) * longest)
 
     def _learn(self) -> None:
         """A rest has ended by itself: so long may the next one in the same work be as well."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from .exit_codes import ExitCode, code_of_zombie
+
 
 class ProcessState(StrEnum):
     """States in ``heartbeats``; exited means that the rank closed its black box first."""
@@ -43,10 +45,14 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """State and CPU time so far (user and system, ns); None where it cannot be seen."""
+    """State and CPU time so far (user and system, ns); None where it cannot be seen.
+
+    ``exit_code`` of one that has ended: negative for a signal, None where the kernel does not tell.
+    """
 
     state: ProcessState | None
     cpu_ns: int | None
+    exit_code: int | None = None
 
 
 @functools.cache
@@ -68,6 +74,7 @@ class ProcessWatch:
     def __init__(self, pid: int, box: Path) -> None:
         self._fd = -1
         self._problem: ProcessState | None = None
+        self._exit = ExitCode(pid)
         try:
             self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -77,6 +84,8 @@ class ProcessWatch:
             return
         if _maps(pid, box) is False:
             self._problem = ProcessState.GONE
+        if self._problem is not None:  # that exit is another process'
+            self._exit.close()
 
     def sample(self) -> ProcessSample:
         """Look once."""
@@ -85,17 +94,20 @@ class ProcessWatch:
         try:
             text = os.pread(self._fd, 4096, 0)
         except ProcessLookupError:
-            return ProcessSample(ProcessState.GONE, None)
+            return ProcessSample(ProcessState.GONE, None, self._exit.read())
         except OSError:
             return ProcessSample(None, None)
         fields = text[text.rfind(b")") + 1 :].split()  # the name before it may hold anything
         if len(fields) < 13:
             return ProcessSample(None, None)
-        return ProcessSample(_STATES.get(fields[0].decode()), (int(fields[11]) + int(fields[12])) * _TICK_NS)
+        state = _STATES.get(fields[0].decode())
+        code = code_of_zombie(fields) if state == ProcessState.ZOMBIE else None
+        return ProcessSample(state, (int(fields[11]) + int(fields[12])) * _TICK_NS, code)
 
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+        self._exit.close()
 
 
 def _maps(pid: int, box: Path) -> bool | None:

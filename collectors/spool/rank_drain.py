@@ -47,6 +47,7 @@ class RankDrain:
         self.dropped = self._refused = 0
         self.is_complete = self.is_behind = False
         self.died: ProcessState | None = None
+        self.exit_code: int | None = None
         self.came_back = False
         self.first_seen_ns = self.changed_ns = time.monotonic_ns()
         self._tails = [0] * self.reader.layout.rings
@@ -238,6 +239,7 @@ class RankDrain:
         if self._process is None:
             self._process = ProcessWatch(self.reader.pid, self.path)
         sample = self._process.sample()
+        self.exit_code = self.exit_code if sample.exit_code is None else sample.exit_code
         if self.reader.closed:
             return ProcessSample(ProcessState.EXITED, sample.cpu_ns)
         if sample.state in DEAD_STATES and self.died is None and quiet_ns >= QUIET_NS:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...profiler.errors import MegascopeError
+from ...profiler.exits import EXITS
 from ...profiler.stack_signal import FOLDER as STACKS
 from ..storage.locks import FileLock
 
@@ -46,8 +47,8 @@ def remove_attempt(folder: Path) -> None:
     """Remove an attempt's folder in a spool once its boxes are gone; with any, only their stacks go."""
     shutil.rmtree(folder / STACKS, ignore_errors=True)
     if not any(folder.glob("*.box")):
-        for clock in folder.glob("clock*.json"):
-            clock.unlink(missing_ok=True)
+        for path in (*folder.glob("clock*.json"), folder / EXITS):
+            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             folder.rmdir()
             folder.parent.rmdir()

@@ -246,7 +246,11 @@ TABLES: dict[str, Table] = {
             Column("incident", pa.string(), "Incident id.", nullable=False),
             Column("opened_ns", _I64, "Moment of opening.", nullable=False),
             Column("closed_ns", _I64, "Moment of closing; NULL while open."),
-            Column("kind", _NAME, "rank-died or stalled, of an agent; recovery-... or sign-..., of a supervisor."),
+            Column(
+                "kind",
+                _NAME,
+                "Of agents: rank-died, stalled; of a watch: watched; of a supervisor: recovery-..., sign-....",
+            ),
             Column("verdict", pa.string(), "The verdict's JSON; NULL until there is one."),
             Column("actions", pa.string(), "JSON list of actions taken with their times."),
             _WRITTEN,
@@ -258,9 +262,9 @@ TABLES: dict[str, Table] = {
             Column(
                 "kind",
                 _NAME,
-                "Of the trainer: slow, slow-link, stop, freeze, hold-gil, raise, kill, kill-host, no-rendezvous, nan, "
-                "skip-collective, wrong-collective, wrong-size, wrong-dtype, swap-order, receive-first, skip-send, "
-                "repeat-step. Of the simulator: slow-gpu, throttling, "
+                "Of the trainer: slow, slow-link, slow-nic, stop, freeze, hold-gil, raise, out-of-memory, kill, "
+                "kill-host, no-rendezvous, nan, skip-collective, wrong-collective, wrong-size, wrong-dtype, "
+                "swap-order, receive-first, skip-send, repeat-step. Of the simulator: slow-gpu, throttling, "
                 "slow-host, degraded-nic, gc-drift, data-stall, storage-stall, uneven-sequences, uneven-stages, "
                 "lost-heartbeats, the kinds of culprits of the hang verdict, and crawling and long-phase, which only "
                 "look like a hang.",

@@ -32,12 +32,17 @@ def watch(
             help="No alarms that fit: run=, kind=, host= (patterns), until= (UTC), apart by commas; may be repeated.",
         ),
     ] = None,
+    stragglers: Annotated[
+        float, Parameter(help="Seconds from one look for stragglers in what runs to the next; 0: none.")
+    ] = 600.0,
+    keep: Annotated[bool, Parameter(help="Write what this judges itself to the store, as an incident.")] = True,
     json: Json = False,
 ) -> int:
     """Follow a live store, from any machine that sees it: stalls, verdicts, errors of hardware, ends, a line for each.
 
-    The agents notice a stall and judge it; where they are gone or give no verdict, this does. With ``--json`` each line
-    is one object; with ``--once`` all of them are in one.
+    The agents notice a stall and judge it; where they are gone or give no verdict, this does, and keeps it in the store
+    as an incident of kind watched. Stragglers among what runs are told of too. With ``--json`` each line is one object;
+    with ``--once`` all of them are in one.
 
     Example: megascope watch /data/store --alarm-command 'mail -s megascope oncall@example.com'
     """
@@ -53,7 +58,7 @@ def watch(
         given.window_s,
     )
     store = store_path(store)
-    watching = Watch(store, settings)
+    watching = Watch(store, settings, keep=keep, stragglers_s=stragglers)
     try:
         while True:
             changes = watching.look()

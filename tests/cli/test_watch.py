@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import time
@@ -14,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 from megascope import watching
+from megascope.changes import Change
 from megascope.cli import main
 from megascope.collectors.alarms.alarms import Alarm, AlarmSettings
 from megascope.collectors.alarms.memory import FOLDER, AlarmMemory
 from megascope.collectors.reading.store import Attempt, Store
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
-from megascope.viz3d.states import Snapshot
+from support.hang_now import looks
 from support.hang_scenes import Scene, cascade
 from support.hang_store import write_scene
 
@@ -35,29 +35,6 @@ def stuck_scene() -> Scene:
     return scene
 
 
-def moved(look: Snapshot, by: int) -> Snapshot:
-    """The look as if it had been taken so much later."""
-    states = {
-        rank: dataclasses.replace(
-            state,
-            moment_ns=state.moment_ns + by,
-            flights=tuple(
-                dataclasses.replace(one, begun_ns=None if one.begun_ns is None else one.begun_ns + by)
-                for one in state.flights
-            ),
-        )
-        for rank, state in look.states.items()
-    }
-    return dataclasses.replace(look, moment_ns=look.moment_ns + by, states=states)
-
-
-def looks(scene: Scene, age_s: int = 0) -> list[Snapshot]:
-    """The looks of a scene, the newest of them so old."""
-    found = scene.looks()
-    by = time.time_ns() - age_s * SECOND - found[-1].moment_ns
-    return [moved(look, by) for look in found]
-
-
 def incident(opened_s_ago: float, verdict: dict[str, Any] | None = None) -> dict[str, object]:
     return {
         "incident": "job/0/node-7/stalled/0",
@@ -69,7 +46,7 @@ def incident(opened_s_ago: float, verdict: dict[str, Any] | None = None) -> dict
     }
 
 
-def whats(changes: list[watching.Change]) -> list[str]:
+def whats(changes: list[Change]) -> list[str]:
     return [change.what for change in changes]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from megascope.collectors.reading.store import Store
 from megascope.profiler.errors import MegascopeError
-from support.commands import MEGASCOPE, environment, started, wait_for
+from support.commands import MEGASCOPE, environment, finished, started, wait_for
 
 pytestmark = pytest.mark.alone
 
@@ -144,3 +144,29 @@ def test_a_rank_that_stops_is_one_incident_one_verdict_and_one_alarm(tmp_path: P
     assert webhook.got == command
     lines = [json.loads(line) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
     assert [one["what"] for one in lines] == ["watched", "incident", "hang"]
+
+
+@pytest.mark.timeout(240)
+def test_a_rank_that_is_only_slow_opens_no_incident(tmp_path: Path) -> None:
+    """Four processes, one of which becomes far slower than the others for longer than a stall lasts."""
+    config = CONFIG.replace("steps = 1000000", "steps = 24").replace("eval_every = 4", "eval_every = 100")
+    (tmp_path / "small.toml").write_text(config.replace("every = 3", "every = 100"))
+    fault = f"slow rank=1 factor=80 from={FAULT_STEP}"
+    done = finished(tmp_path, "train", "small.toml", "--fault", fault)
+    assert done.returncode == 0, done.stdout
+    wait_for(lambda: has_ended(tmp_path), 60, "the end of the run in the store")
+    [times] = rows(
+        tmp_path,
+        f"""SELECT median(duration_ns) FILTER (step BETWEEN 4 AND {FAULT_STEP - 1}) AS usual_ns,
+                median(duration_ns) FILTER (step > {FAULT_STEP}) AS slow_ns,
+                sum(duration_ns) FILTER (step > {FAULT_STEP}) AS all_ns FROM steps WHERE rank = 0""",
+    )
+    assert times["slow_ns"] > 3 * times["usual_ns"]
+    assert times["all_ns"] > 7 * 10**9, "it was slow for longer than what makes a stall"
+    assert rows(tmp_path, "SELECT * FROM incidents") == []
+
+
+def has_ended(folder: Path) -> bool:
+    with suppress(MegascopeError), Store(folder / "store") as store:
+        return store.attempt().exit_reason is not None
+    return False

@@ -46,7 +46,7 @@ def rest(watcher: Agent, seconds: float) -> list[str]:
     return [one.kind for run in watcher.runs.values() for each in run.attempts.values() for one in each.incidents]
 
 
-@pytest.mark.parametrize("kind", [SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.COMPILE, SegmentKind.DATA])
+@pytest.mark.parametrize("kind", [SegmentKind.CHECKPOINT, SegmentKind.EVAL, SegmentKind.COMPILE])
 def test_slow_work_gets_more_time_but_not_for_ever(
     recorder: Open, agent: Callable[..., Agent], kind: SegmentKind
 ) -> None:
@@ -55,6 +55,29 @@ def test_slow_work_gets_more_time_but_not_for_ever(
     rank.begin(rank.segment("work", kind))
     assert rest(watcher, 3 * STALL_S) == []
     assert rest(watcher, 4 * STALL_S) == ["stalled"]
+
+
+def test_loading_data_gets_somewhat_more(recorder: Open, agent: Callable[..., Agent]) -> None:
+    rank, watcher = recorder(), agent(stall_s=2 * STALL_S)
+    warm(rank, watcher)
+    rank.begin(rank.segment("load", SegmentKind.DATA))
+    assert rest(watcher, 3 * STALL_S) == []
+    assert rest(watcher, 4 * STALL_S) == ["stalled"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_all_ranks_do_by_themselves_is_no_stall_however_long_it_takes(
+    recorder: Open, agent: Callable[..., Agent], is_first: bool
+) -> None:
+    """The first step of all, or an evaluation: far longer than slow work of a single rank is given."""
+    ranks, watcher = [recorder(number, 2) for number in range(2)], agent(stall_s=STALL_S)
+    for step in range(0 if is_first else 5):
+        for rank in ranks:
+            rank.step(step)
+        watcher.poll()
+    for rank in ranks:
+        rank.begin(rank.segment("work", SegmentKind.COMPUTE if is_first else SegmentKind.EVAL))
+    assert rest(watcher, 9 * STALL_S) == []
 
 
 def test_other_work_does_not(recorder: Open, agent: Callable[..., Agent]) -> None:

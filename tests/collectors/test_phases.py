@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,14 +146,35 @@ def test_a_wait_for_a_checkpoint_makes_nobody_patient_with_other_work(hosts: tup
 
 def test_damaged_files_and_a_missing_folder_tell_nothing(tmp_path: Path) -> None:
     board = phases.PhaseBoard(tmp_path / "none", "run", 0, "here", 1.0)
-    assert board.elsewhere() == frozenset()
+    assert not board.elsewhere()
     folder = tmp_path / phases.FOLDER / "run=run" / "attempt=0"
     folder.mkdir(parents=True)
-    for number, text in enumerate(("", "[]", "{", '{"segments": 1}', '{"segments": null}')):
+    for number, text in enumerate(("", "[]", "{", '{"segments": 1}', '{"segments": null}', '{"segments": ["a"]}')):
         (folder / f"{number}.json").write_text(text)
-    (folder / "good.json").write_text('{"segments": ["eval"]}')
-    (folder / "here.json").write_text('{"segments": ["own"]}')
-    assert phases.PhaseBoard(tmp_path, "run", 0, "here", 1.0).elsewhere() == {"eval"}
+    (folder / "good.json").write_text('{"segments": {"eval": 2, "checkpoint": 0}}')
+    (folder / "better.json").write_text('{"segments": {"eval": 1}}')
+    (folder / "here.json").write_text('{"segments": {"own": 1}}')
+    assert phases.PhaseBoard(tmp_path, "run", 0, "here", 1.0).elsewhere() == {"eval": 3, "checkpoint": 0}
+
+
+def test_of_many_hosts_some_are_read_and_stand_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / phases.FOLDER / "run=run" / "attempt=0"
+    folder.mkdir(parents=True)
+    for number in range(10 * phases.MOST_READ):
+        (folder / f"{number}.json").write_text('{"segments": {"eval": 8}}')
+    read: list[str] = []
+    real = Path.read_text
+
+    def counted(path: Path, *given: Any, **named: Any) -> str:
+        read.append(path.name)
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    board = phases.PhaseBoard(tmp_path, "run", 0, "here", 1.0)
+    assert board.elsewhere() == {"eval": 80 * phases.MOST_READ}
+    time.sleep(0.1)
+    board.elsewhere()
+    assert len(read) == phases.MOST_READ
 
 
 def test_an_attempt_that_is_over_leaves_nothing(hosts: tuple[Host, Host], tmp_path: Path) -> None:

@@ -58,12 +58,21 @@ class Scene:
         self.progress(rank, group, sequence, sequence - 1)
 
     def message(
-        self, rank: int, verb: str, peer: int, sequence: int, *, kind: str = "pp_forward", since_s: float = 50
+        self,
+        rank: int,
+        verb: str,
+        peer: int,
+        sequence: int,
+        *,
+        kind: str = "pp_forward",
+        since_s: float = 50,
+        waiting: bool | None = None,
     ) -> None:
-        """The rank sends to, or receives from, a peer."""
+        """The rank sends to, or receives from, a peer; ``waiting``: whether it waits for that now, if known."""
         group = self.group(kind, (rank, peer))
         begun = MOMENT_NS - round(since_s * SECOND)
-        self._add(rank, Flight(f"{verb}_forward", "p2p", group, sequence, peer, begun_ns=begun))
+        flight = Flight(f"{verb}_forward", "p2p", group, sequence, peer, begun_ns=begun, waiting=waiting)
+        self._add(rank, flight)
         self.progress(rank, group, sequence, sequence - 1)
 
     def progress(self, rank: int, group: int, issued: int, completed: int) -> None:

@@ -21,7 +21,8 @@ def add_incidents(root: Path, job: SyntheticJob) -> None:
         "schema": 1, "run": job.run, "attempt": job.attempt, "verdict": "hang", "culprits": [
             {"ranks": [5], "hosts": ["node0002"], "confidence": 0.9, "severity": "high", "kind": "device-stuck",
              "segment": "forward", "evidence": [{"statement": "rank 5 has been in forward for 41 s", "value": 41.0,
-                                                 "peers": 0.1, "table": "heartbeats", "sql": "SELECT 41"}]}
+                                                 "peers": 0.1, "table": "heartbeats", "sql": "SELECT 41"}],
+             "next": ["look for Xid errors on node0002", "fence node0002"]}
         ],
         "abstained": [],
     }  # fmt: skip

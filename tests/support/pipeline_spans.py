@@ -36,7 +36,15 @@ class SmallPipeline:
     steps: int = 40
     noise: float = 0.15
     planted: Planted = Planted.NOTHING
+    since: int = 0
+    until: int | None = None
+    every: int = 1
     seed: int = 0
+
+    def planted_in(self, step: int) -> Planted:
+        """What is wrong in a step: what is planted, from ``since`` to before ``until``, in one of ``every`` steps."""
+        inside = self.since <= step and (self.until is None or step < self.until)
+        return self.planted if inside and step % self.every == 0 else Planted.NOTHING
 
     @property
     def layout(self) -> Mapping[str, int]:
@@ -63,6 +71,7 @@ class _Step:
 
     def __init__(self, job: SmallPipeline, step: int, random: np.random.Generator) -> None:
         self._job, self._step, self._random = job, step, random
+        self._planted = job.planted_in(step)
         self._free = np.full((job.stages, job.replicas), step * STEP_MS)
         self._ended: dict[tuple[int, str, int], np.ndarray] = {}
         self._spans: list[Span] = []
@@ -80,7 +89,7 @@ class _Step:
 
     def _order(self, stage: int) -> list[Action]:
         order = compute_order(self._job.stages, stage, 1, self._job.microbatches)
-        if self._job.planted is Planted.ORDER:
+        if self._planted is Planted.ORDER:
             order.sort(key=lambda action: str(action.kind) == "backward")
         return order
 
@@ -95,9 +104,9 @@ class _Step:
             there = self._ended[key] + 0.1
             self._span(stage, f"recv_{kind}", start, np.maximum(there - start, 0.0), microbatch, "p2p")
             start = np.maximum(start, there)
-        if kind == "backward" and self._job.planted in (Planted.SILENT, Planted.RECORDED):
+        if kind == "backward" and self._planted in (Planted.SILENT, Planted.RECORDED):
             meeting = start.max() + 0.2
-            if self._job.planted is Planted.RECORDED:
+            if self._planted is Planted.RECORDED:
                 self._span(stage, "barrier", start, meeting - start, None, "collective")
             start = meeting + 0.01 * self._random.random(self._job.replicas)
         took = COST_MS[kind] * self._random.lognormal(0.0, self._job.noise, self._job.replicas)

@@ -40,6 +40,7 @@ class Host:
     is_dumb: bool = False
     started: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     heard: list[str] = field(default_factory=list)
+    overrides: list[list[str]] = field(default_factory=list)
     pings: list[float] = field(default_factory=list)
     wire: Wire | None = None
     attempt: int = -1
@@ -67,6 +68,7 @@ class Host:
             ranks = tuple(range(message["first_rank"], message["first_rank"] + message["local_ranks"]))
             self.running = set(ranks)
             self.started.append((self.attempt, ranks))
+            self.overrides.append(message["overrides"])
             self.script(self, self.attempt, ranks)
         elif what == "stop" and not self.holds:
             self.end(dict.fromkeys(self.running, 143))

@@ -37,6 +37,7 @@ def small_config(
     model: Mapping[str, Any] | None = None,
     parallel: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     fault: tuple[str, ...] = (),
     checkpoint: CheckpointConfig | None = None,
 ) -> TrainConfig:
@@ -48,7 +49,7 @@ def small_config(
         model=replace(base, **(model or {})),
         parallel=ParallelConfig(tp=tp, pp=pp, dp=dp, chunks=chunks, bucket_bytes=32 * 1024, timeout_s=60),
         train=OptimizationConfig(steps=steps, batch=8, microbatches=4, warmup_steps=3, log_every=1),
-        data=DataConfig(limit_bytes=100_000),
+        data=replace(DataConfig(limit_bytes=100_000), **(data or {})),
         checkpoint=checkpoint or CheckpointConfig(),
         fault=fault,
     )

@@ -58,7 +58,7 @@ def test_a_hang_and_its_json(tmp_path: Path) -> None:
     [culprit] = value["culprits"]
     assert set(culprit) == {
         "ranks", "hosts", "confidence", "severity", "evidence", "kind", "segment", "group", "waiters",
-        "next",
+        "exit_code", "next",
     }  # fmt: skip
     assert (culprit["ranks"], culprit["kind"], culprit["segment"], culprit["waiters"]) == ([5], "host-stuck", "data", 7)
     assert (value["victims"], value["explained"], value["unexplained"], value["missing"]) == (7, 7, [], [])

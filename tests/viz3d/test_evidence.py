@@ -15,7 +15,7 @@ from megascope.viz3d.figure import build_scene
 from megascope.viz3d.hang import diagnose, diagnose_with_graph
 from megascope.viz3d.verdict import State
 from support.hang_scenes import MOMENT_NS, SECOND, Scene, cascade
-from support.hang_store import write_scene
+from support.hang_store import steps_done, write_scene
 
 LINE = Topology.of(dp=4)
 
@@ -142,7 +142,7 @@ def test_more_roots_than_are_listed_are_told(tmp_path: Path) -> None:
     for rank in range(0, 48, 2):
         scene.work(rank, "data", kind="data")
         scene.collective(rank + 1, "tp", 5)
-    store = write_scene(tmp_path / "store", scene.looks())
+    store = write_scene(tmp_path / "store", scene.looks(), more=steps_done(range(48), [1.0] * 6))
     verdict = diagnose(store, store.attempt())
     assert len(verdict.culprits) == 20
     assert verdict.victims == verdict.explained == 24

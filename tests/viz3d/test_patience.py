@@ -98,6 +98,22 @@ def test_what_half_of_the_ranks_are_in_is_the_program(
     assert named or f"half of the ranks or more are in {segment}" in found.abstained[0].reason
 
 
+@pytest.mark.parametrize(("inside", "since_s", "named"), [(4, 38, False), (3, 38, True), (7, 301, True)])
+@pytest.mark.parametrize("segment", ["forward", "load"])
+def test_before_the_first_step_all_that_half_of_the_ranks_do_is_the_program(
+    segment: str, inside: int, since_s: float, named: bool
+) -> None:
+    """A first step that compiles and fills caches inside its own segments; after the first steps that is a hang."""
+    scene = Scene(Topology.of(dp=8))
+    for rank in range(8):
+        if rank < inside:
+            scene.work(rank, segment, since_s, "data" if segment == "load" else "compute")
+        else:
+            scene.collective(rank, "dp", 2, since_s=since_s)
+    assert judged(scene, KnownPace()).state == (State.HANG if named else State.SLOW)
+    assert judged(scene, KnownPace(step=0.2, segments={segment: 0.1})).state == State.HANG
+
+
 @pytest.mark.parametrize(
     ("usual_s", "since_s", "named"),
     [(3.0, 59, False), (3.0, 61, True), (30.0, 299, False), (30.0, 301, True), (200.0, 399, False), (200.0, 401, True),

@@ -39,6 +39,7 @@ def test_the_note(scene: Scene, tmp_path: Path) -> None:
         "Without data: 2", "Not judged",
     ):  # fmt: skip
         assert part in text, part
+    assert text.index("Without data: 2") < text.index("At the root") < text.index("Not judged")
 
 
 def test_a_stack_is_evidence_against_its_rank_only(scene: Scene, tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""How ranks' processes ended: what the kernel tells an agent of them, and what their launcher noted in the spool."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megascope.collectors.agent.agent import Agent
+from megascope.collectors.alarms.rules import AlarmSettings
+from megascope.collectors.incidents.incidents import Incident
+from megascope.collectors.incidents.responding import Responder
+from megascope.collectors.spool.exit_codes import ExitCode, code_of_zombie
+from megascope.profiler.exits import EXITS, Exit, ExitNotes, exit_words, notes_on, read_exits
+from support import stuck_rank
+from support.collecting import read_table
+from support.commands import wait_for
+
+SLEEPS = "import time; print('up', flush=True); time.sleep(60)"
+
+
+def deaths(watcher: Agent) -> list[dict[str, Any]]:
+    """The deaths that an agent has noted so far; of an attempt that is over already, as the store has them."""
+    watcher.poll()
+    incidents = [one for run in watcher.runs.values() for each in run.attempts.values() for one in each.incidents]
+    noted = [one.actions for one in incidents]
+    if not noted and not watcher.runs:
+        noted = [json.loads(row["actions"]) for row in read_table(watcher.settings.store, "incidents")]
+    return [action for actions in noted for action in actions if action["action"] == "noticed-death"]
+
+
+def kernel_tells() -> bool:
+    """Whether this kernel tells exit codes of processes that were waited for (since Linux 6.15)."""
+    with subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE) as process:
+        followed = ExitCode(process.pid)
+        process.kill()
+        process.wait()
+        code = followed.read()
+        followed.close()
+    return code is not None
+
+
+@pytest.fixture
+def killed(spool: Path, agent: Callable[..., Agent]) -> Callable[..., dict[str, Any]]:
+    """Kills a rank that an agent watches; what the agent noted of it. ``notes`` is called before and after."""
+
+    def kill(number: int, notes: ExitNotes | None = None, *, asked: bool = False) -> dict[str, Any]:
+        with stuck_rank.start(spool, 0, 2, "idle") as rank:
+            try:
+                assert rank.stdout is not None
+                assert rank.stdout.readline() == "ready\n"
+                watcher = agent()
+                watcher.poll()
+                if notes is not None and asked:
+                    notes.asked(0, rank.pid, number)
+                time.sleep(0.25)  # a box that was still for so long makes a dead rank
+                rank.send_signal(number)
+                code = rank.wait(timeout=20)
+                if notes is not None:
+                    notes.ended(0, rank.pid, code)
+            finally:
+                rank.kill()
+        found: dict[str, Any] = wait_for(lambda: next(iter(deaths(watcher)), None), 20, "a death")
+        return found
+
+    return kill
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_an_agent_tells_by_what_signal_a_rank_was_killed(
+    killed: Callable[..., dict[str, Any]], spool: Path, number: signal.Signals
+) -> None:
+    """Without any launcher that says so, where the kernel does; else by what the launcher noted."""
+    death = killed(number, None if kernel_tells() else notes_on(spool, "run", 0))
+    assert (death["rank"], death["state"], death["exit_code"]) == (0, "gone", -number)
+    assert "asked_signal" not in death
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_its_launcher_ended_is_noted_so(killed: Callable[..., dict[str, Any]], spool: Path) -> None:
+    death = killed(signal.SIGKILL, notes_on(spool, "run", 0), asked=True)
+    assert (death["exit_code"], death["asked_signal"]) == (-signal.SIGKILL, signal.SIGKILL)
+
+
+@pytest.mark.timeout(30)
+def test_a_zombie_tells_its_code_to_who_is_not_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert code_of_zombie(_fields(process.pid)) is None
+        process.send_signal(signal.SIGABRT)
+        fields = wait_for(lambda: (now := _fields(process.pid))[0] == b"Z" and now, 10, "a zombie")
+        assert code_of_zombie(fields) == -signal.SIGABRT
+        assert process.wait() == -signal.SIGABRT
+
+
+def _fields(pid: int) -> list[bytes]:
+    text = Path(f"/proc/{pid}/stat").read_bytes()
+    return text[text.rfind(b")") + 1 :].split()
+
+
+def test_the_end_of_a_process_that_is_not_there_is_not_known() -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    gone = ExitCode(process.pid)
+    assert gone.read() is None
+    running = ExitCode(os.getpid())
+    assert running.read() is None
+    running.close()
+    assert running.read() is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["asked", "ended"]), st.integers(-20, 200)),
+        max_size=12,
+    ),
+    st.binary(max_size=40),
+)
+def test_notes_come_back_whatever_stands_between(
+    tmp_path_factory: pytest.TempPathFactory, told: list[tuple[int, int, str, int]], junk: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("notes")
+    expected: dict[tuple[int, int], Exit] = {}
+    notes = ExitNotes([folder, folder / "absent"])
+    for rank, pid, what, value in told:
+        getattr(notes, what)(rank, pid, value)
+        known = expected.get((rank, pid), Exit())
+        expected[rank, pid] = Exit(known.code, value) if what == "asked" else Exit(value, known.asked)
+        with (folder / EXITS).open("ab") as file:
+            file.write(b"{" + junk.replace(b"\n", b"") + b"\n")
+    assert read_exits(folder) == expected
+    assert not (folder / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, "was killed by signal 9 (SIGKILL)"),
+        (-11, "was killed by signal 11 (SIGSEGV)"),
+        (1, "ended with exit code 1"),
+        (137, "ended with exit code 137 (as for SIGKILL)"),
+    ],
+)
+def test_codes_in_words(code: int, words: str) -> None:
+    assert exit_words(code) == words
+
+
+@pytest.mark.parametrize(
+    ("ending", "on_request"),
+    [
+        (Exit(-9, None), False),
+        (Exit(-9, 15), True),
+        (Exit(130, 15), True),
+        (Exit(None, 15), True),
+        (Exit(-11, 15), False),
+        (Exit(1, 15), False),
+        (Exit(), False),
+    ],
+)
+def test_only_what_a_request_leads_to_is_on_request(ending: Exit, on_request: bool) -> None:
+    assert ending.was_on_request == on_request
+
+
+def test_the_alarm_of_a_death_says_how_it_ended_and_none_is_raised_of_ranks_that_were_told_to_end(
+    tmp_path: Path,
+) -> None:
+    """Two hosts: on one a rank crashed, on the other the launcher ended those that were left."""
+    sentences: dict[str, str] = {}
+    raised = {"rank": 4, "state": "exception"}
+    cases: dict[str, list[dict[str, Any]]] = {
+        "own": [{"exit_code": -11}],
+        "told": [{"exit_code": -9, "asked_signal": 9}],
+        "both": [{"exit_code": -11}, raised, {**raised, "state": "gone", "exit_code": 1}],
+    }
+    for name, deaths_of in cases.items():
+        out = tmp_path / name
+        settings = AlarmSettings(f"cat > {out}", gather_s=0.0)
+        responder = Responder(tmp_path / "store", name, 0, settings)
+        same = {"action": "noticed-death", "moment_ns": 1, "rank": 3, "state": "gone", "pid": 5}
+        actions = [{**same, **more} for more in deaths_of]
+        responder.poll([Incident(f"{name}/0/a/rank-died/0", "rank-died", 1, actions=actions)], [], 10**10)
+        responder.close()
+        sentences[name] = json.loads(out.read_text())["sentence"] if out.exists() else ""
+    assert sentences["told"] == ""
+    assert "(was killed by signal 11 (SIGSEGV))" in sentences["own"]
+    assert "(3 was killed by signal 11 (SIGSEGV), 4 with an exception)" in sentences["both"]
