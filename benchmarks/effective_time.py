@@ -85,6 +85,12 @@ def measured_recoveries(path: Path) -> dict[str, float]:
     return found
 
 
+def settings_of(path: Path) -> str | None:
+    """Under which settings the recoveries were measured, with self-checks or without; None where that is not told."""
+    settings = json.loads(path.read_text()).get("settings")
+    return settings.get("name") if isinstance(settings, dict) else None
+
+
 def main() -> None:
     """Print one object."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -99,6 +105,7 @@ def main() -> None:
         "gpus": given.gpus,
         "hours_between_interruptions": round(1 / rate_per_s(given.gpus) / 3600, 2),
         "measured_recovery_s": measured,
+        "faults_settings": settings_of(given.faults),
         "stall_s": given.stall_s,
         "write_s": given.write_s,
         "rows": found,

@@ -1,4 +1,4 @@
-"""One supervised training for `faults`: two simulated hosts and a spare, forked from a parent that imported torch."""
+"""One supervised training for `faults`: simulated hosts and a spare, forked from a parent that imported torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megascope.collectors.hardware.kernel_log import LOG_VARIABLE
 from megascope.trainer.children import die_with
 from megascope.trainer.config import TrainConfig, load_config
 from megascope.trainer.supervisor.hub import Hub, open_listener
-from megascope.trainer.supervisor.job import Job, Patience
-from megascope.trainer.supervisor.limits import Limits
+from megascope.trainer.supervisor.job import Job
 from megascope.trainer.supervisor.local import environment_of, names, spool_folder
 from megascope.trainer.supervisor.reporting import as_json
 from megascope.trainer.supervisor.resolved import write_resolved
@@ -27,11 +27,15 @@ from megascope.trainer.supervisor.supervisor import Supervisor
 from megascope.trainer.supervisor.wire import new_token
 
 from .fault_prods import Prod, small_disk
-from .fault_trials import EVERY, LAYOUTS, STEPS, Trial
+from .fault_settings import PRODUCT, Settings
+from .fault_trials import EVERY, FILL, LAYOUTS, RANKS_PER_HOST, STEPS, Trial
 
 RUN = "trial"
-HOSTS, SPARES, SLOTS = 2, 1, 2
-LIMIT_S = 180.0
+SPARES = 1
+
+
+class CannotBeMadeError(Exception):
+    """A trial that this machine does not allow: it is left out, and told of."""
 
 
 class ProddedSupervisor(Supervisor):
@@ -55,8 +59,11 @@ class Ran:
     lost: dict[str, int]
 
 
-def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
-    """Train under a supervisor with the trial's fault, in a process of its own; RuntimeError where that fails."""
+def run_trial(trial: Trial, folder: Path, say: Callable[[str], None], settings: Settings = PRODUCT) -> Ran:
+    """Train under a supervisor with the trial's fault, in a process of its own.
+
+    RuntimeError where that fails, CannotBeMadeError where it cannot be tried here.
+    """
     answer = folder / "answer.json"
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
@@ -64,53 +71,61 @@ def run_trial(trial: Trial, folder: Path, say: Callable[[str], None]) -> Ran:
         try:
             os.setsid()
             die_with(parent)
-            answer.write_text(json.dumps(_in_child(trial, folder, say)))
+            answer.write_text(json.dumps(_in_child(trial, folder, say, settings)))
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + settings.limit_s
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             _kill_nodes(folder)
-            raise RuntimeError(f"{trial.name} did not end within {LIMIT_S:g} s")
+            raise RuntimeError(f"{trial.name} did not end within {settings.limit_s:g} s")
         time.sleep(0.1)
     _kill_nodes(folder)
     if not answer.exists():
         raise RuntimeError(f"{trial.name} failed")
     value = json.loads(answer.read_text())
+    if "cannot" in value:
+        raise CannotBeMadeError(value["cannot"])
     losses = {int(step): loss for step, loss in value["losses"].items()}
     return Ran(value["report"], losses, value["fault_ns"], value["lost"])
 
 
-def _in_child(trial: Trial, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def _in_child(trial: Trial, folder: Path, say: Callable[[str], None], settings: Settings) -> dict[str, Any]:
     store, checkpoints = folder / "store", folder / "checkpoints"
     store.mkdir(parents=True)
     token = new_token()
     hub = Hub(open_listener("127.0.0.1", 0), token)
-    disk = small_disk(checkpoints) if "storage" in trial.name else contextlib.nullcontext(True)
-    with disk, spool_folder() as spools:
-        nodes = {name: _fork_node(hub, token, name, spools, folder) for name in names(HOSTS + SPARES)}
+    config = replace(_config(folder, trial.layout), fault=(trial.fault,) if trial.fault else ())
+    world_size, slots = config.topology().world_size, RANKS_PER_HOST[trial.layout]
+    hosts = world_size // slots
+    disk = small_disk(checkpoints) if trial.prod == FILL else contextlib.nullcontext(True)
+    with disk as is_small, spool_folder() as spools:
+        if not is_small:
+            return {"cannot": "no small file system can be mounted here, and a real disk is not to be filled"}
+        nodes = {name: _fork_node(hub, token, name, spools, folder, slots) for name in names(hosts + SPARES)}
         (folder / "pids").write_text(" ".join(map(str, nodes.values())))
-        config = replace(_config(folder, trial.layout), fault=(trial.fault,) if trial.fault else ())
         job = Job(
             config=write_resolved(config, store / "config.toml"),
             run=RUN,
             store=store,
-            hosts=HOSTS,
+            hosts=hosts,
             spares=SPARES,
-            world_size=config.topology().world_size,
+            world_size=world_size,
             steps=config.train.steps,
             checkpoints=config.checkpoint.folder,
             environment={"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"},
-            limits=Limits(backoff_s=3.0),
-            patience=Patience(save_s=4.0, ask_every_s=5.0, join_s=60.0),
+            self_check=settings.self_check,
+            limits=settings.limits,
+            patience=settings.patience,
         )
         supervisor = ProddedSupervisor(job, hub, say)
-        supervisor.prod = Prod(trial.prod, checkpoints, nodes)
+        logs = {name: _kernel_log(folder, name) for name in nodes}
+        supervisor.prod = Prod(trial.prod, checkpoints, nodes, logs)
         outcome = supervisor.run()
         supervisor.prod.mend()
         hub.close()
@@ -124,10 +139,12 @@ def _in_child(trial: Trial, folder: Path, say: Callable[[str], None]) -> dict[st
 
 def _config(folder: Path, layout: str) -> TrainConfig:
     sizes = {f"parallel.{axis}": size for axis, size in LAYOUTS[layout].items()}
+    chunks, dp, pp = (LAYOUTS[layout].get(name, 1) for name in ("chunks", "dp", "pp"))
+    layers, batch, microbatches = (4, 8, 8 // dp) if chunks == 1 else (chunks * pp, 2 * pp, pp)
     settings = {
-        "model.layers": 4, "model.width": 32, "model.heads": 4, "model.sequence": 32,
+        "model.layers": layers, "model.width": 32, "model.heads": 4, "model.sequence": 32,
         **sizes, "parallel.bucket-bytes": 32768, "parallel.timeout-s": 300,
-        "train.steps": STEPS[layout], "train.batch": 8, "train.microbatches": 8 // LAYOUTS[layout]["dp"],
+        "train.steps": STEPS[layout], "train.batch": batch, "train.microbatches": microbatches,
         "train.log-every": 10,
         "data.limit-bytes": 100_000, "checkpoint.folder": folder / "checkpoints", "checkpoint.every": EVERY,
         "record.store": folder / "store", "record.run": RUN,
@@ -135,7 +152,12 @@ def _config(folder: Path, layout: str) -> TrainConfig:
     return load_config(None, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
 
 
-def _fork_node(hub: Hub, token: str, name: str, spools: Path, folder: Path) -> int:
+def _kernel_log(folder: Path, name: str) -> Path:
+    return folder / f"{name}.kernel"
+
+
+def _fork_node(hub: Hub, token: str, name: str, spools: Path, folder: Path, slots: int) -> int:
+    _kernel_log(folder, name).touch()
     parent, pid = os.getpid(), os.fork()
     if pid != 0:
         return pid
@@ -147,11 +169,12 @@ def _fork_node(hub: Hub, token: str, name: str, spools: Path, folder: Path) -> i
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(environment_of(name, spools))
+        os.environ[LOG_VARIABLE] = str(_kernel_log(folder, name))  # the machine's own tells of no simulated host
         from megascope.trainer.supervisor.node import NodeSettings, run_node
 
         port = hub.port
         hub.close()
-        code = run_node(NodeSettings(supervisor=("127.0.0.1", port), token=token, slots=SLOTS))
+        code = run_node(NodeSettings(supervisor=("127.0.0.1", port), token=token, slots=slots))
     except BaseException:
         traceback.print_exc(file=sys.stderr)
     finally:

@@ -15,20 +15,26 @@ import psutil
 
 from megascope.trainer.supervisor.attempt import AttemptState
 
-from .fault_trials import AT, EVERY
+from .fault_trials import AT, EVERY, FILL
 
 SMALL_DISK_BYTES = 16 * 2**20
+FALLEN_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
 HOLD_S = 20.0
 """So long storage stays broken."""
 
 
 @dataclass(slots=True)
 class Prod:
-    """Acts once, as soon as the training has reached the step. ``nodes``: process id of each host's agent."""
+    """Acts once, as soon as the training has reached the step.
+
+    ``nodes``: process id of each host's agent; ``kernel_logs``: the file that each host's collector reads as its
+    kernel's log.
+    """
 
     name: str
     checkpoints: Path
     nodes: dict[str, int]
+    kernel_logs: dict[str, Path]
     acted_ns: int | None = None
     _mend: Callable[[], None] | None = None
     _mend_at: float = 0.0
@@ -37,12 +43,13 @@ class Prod:
     def __post_init__(self) -> None:
         """Fill the table of what can be done."""
         self._acts = {
-            "fill-storage": self._fill_storage,
+            FILL: self._fill_storage,
             "break-storage": self._break_storage,
             "freeze-host": self._freeze_host,
             "kill-node-agent": lambda _: os.kill(self.nodes["node-1"], signal.SIGKILL),
             "kill-collector": self._kill_collector,
             "damage-and-kill": self._damage_and_kill,
+            "gpu-falls-off": self._gpu_falls_off,
         }
 
     def poll(self, state: AttemptState | None, step: int | None) -> None:
@@ -60,6 +67,8 @@ class Prod:
             mend()
 
     def _fill_storage(self, _: AttemptState) -> None:
+        if not self.checkpoints.is_mount():
+            raise RuntimeError(f"{self.checkpoints} is no file system of its own: a real disk would be filled")
         filler = self.checkpoints / "filler"
         with contextlib.suppress(OSError), filler.open("wb") as file:
             while True:
@@ -101,6 +110,10 @@ class Prod:
             if "collect" in child.cmdline():
                 child.kill()
 
+    def _gpu_falls_off(self, _: AttemptState) -> None:
+        with self.kernel_logs["node-1"].open("a") as file:
+            file.write(f"[{time.monotonic():.6f}] {FALLEN_OFF}\n")
+
     def _damage_and_kill(self, state: AttemptState) -> None:
         """Flip a byte of a shard of the newest checkpoint, and kill a rank."""
         newest = max(self.checkpoints.glob("step-*/commit.json"), key=lambda path: path.parent.name).parent
@@ -114,7 +127,7 @@ class Prod:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """A file system of 16 MiB at the folder, where one may be mounted (Linux, root); else the folder as it is."""
+    """A file system of 16 MiB at the folder, True where one may be mounted (Linux, root); else the folder as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
     mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0

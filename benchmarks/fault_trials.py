@@ -11,12 +11,16 @@ AT = 24
 
 HALT = "halt"
 
-MIXED, LONG, REPLICAS = "pp2 dp2", "pp2 dp2 long", "dp4"
-"""Layouts of the four ranks. A rank with a single peer is never accused of being slow with confidence enough, and a
-link with a single one like it is not named."""
+FILL = "fill-storage"
 
-LAYOUTS = {MIXED: {"pp": 2, "dp": 2}, LONG: {"pp": 2, "dp": 2}, REPLICAS: {"dp": 4}}
-STEPS = {MIXED: 70, LONG: 140, REPLICAS: 200}
+MIXED, LONG, REPLICAS, RING = "pp2 dp2", "pp2 dp2 long", "dp4", "pp5 in a ring"
+"""Layouts of the ranks. A rank with a single peer is never accused of being slow with confidence enough, and a
+link with a single one like it is not named. In the ring, of two chunks a rank, each host has two links, and there are
+three more to hold them against: the fewest hosts on which a slow network card can be told from a slow link."""
+
+LAYOUTS = {MIXED: {"pp": 2, "dp": 2}, LONG: {"pp": 2, "dp": 2}, REPLICAS: {"dp": 4}, RING: {"pp": 5, "chunks": 2}}
+RANKS_PER_HOST = {MIXED: 2, LONG: 2, REPLICAS: 2, RING: 1}
+STEPS = {MIXED: 70, LONG: 140, REPLICAS: 500, RING: 300}
 """Steps of the trainings: to find what is slow, to save ahead, and to see from outside how far they are takes time."""
 
 
@@ -42,11 +46,13 @@ class Trial:
 
 
 def plan() -> Iterator[Trial]:
-    """One trial of each kind. Ranks 0 and 1 are on node-0, 2 and 3 on node-1; node-2 is the spare."""
+    """One trial of each kind. Ranks 0 and 1 are on node-0, 2 and 3 on node-1; node-2 is the spare. In the ring every
+    rank has a host of its own, and node-5 is the spare."""
     host, dead, exception = frozenset({"node-1"}), frozenset({"dead"}), frozenset({"exception"})
     slow = f"slow rank=3 factor=5 from={AT} attempt=0"
     skipped = f"skip-collective rank=1 segment=world_all_reduce step={AT}"
     link = f"slow-link link=3>1 delay_ms=60 from={AT} attempt=0"
+    card, own_host = f"slow-nic rank=4 delay_ms=30 from={AT} attempt=0", frozenset({"node-4"})
     yield _host("kill", f"kill rank=3 segment=backward step={AT}", "dead", 3)
     yield _host("sigstop", f"freeze rank=3 segment=forward step={AT}", "host-stuck", 3)
     yield _host("hold-gil", f"hold-gil rank=1 segment=forward step={AT}", "host-stuck", 1)
@@ -56,7 +62,7 @@ def plan() -> Iterator[Trial]:
     yield Trial("slow-rank", slow, "", frozenset({3}), frozenset({"rank"}), "", host, layout=REPLICAS)
     yield Trial("nan", f"nan rank=3 step={AT} attempt=0", "", frozenset({3}), exception, ends=HALT)
     yield _program("out-of-memory", f"out-of-memory rank=3 segment=forward step={AT}", "exception", 3)
-    yield Trial("storage-full", prod="fill-storage", layout=LONG, disturbs=False)
+    yield Trial("storage-full", prod=FILL, layout=LONG, disturbs=False)
     yield _program("collective-size", f"wrong-size rank=3 segment=dp_all_gather step={AT}", "mismatch", 3)
     yield Trial("collector-killed", prod="kill-collector", layout=LONG, disturbs=False)
     yield Trial("host-silent", prod="freeze-host", layout=LONG, lost="node-1")
@@ -64,7 +70,9 @@ def plan() -> Iterator[Trial]:
     yield Trial("storage-failing", prod="break-storage", layout=LONG, disturbs=False)
     yield Trial("damaged-checkpoint", "", "damage-and-kill", frozenset({3}), dead, "", host, layout=LONG)
     yield Trial("slow-link", link, kinds=frozenset({"slow-network"}), layout=LONG, disturbs=False)
+    yield Trial("slow-nic", card, "", frozenset({4}), frozenset({"rank"}), "", own_host, layout=RING)
     yield _host("checkpoint-stall", f"stop rank=3 segment=checkpoint_write step={AT + 1}", "host-stuck", 3)
+    yield Trial("xid", prod="gpu-falls-off", fenced=host, layout=LONG)
     yield Trial("node-agent-killed", prod="kill-node-agent", layout=LONG, lost="node-1")
     yield _program("collective-skipped", skipped, "missing-call", 1)
     # Of two that differ, the steps before say which one is right.

@@ -1,8 +1,10 @@
 """Whether a supervised training survives faults by itself: of its processes, hosts, memory, storage, links and agents.
 
-Four ranks on two simulated hosts, and a spare. Each trial breaks one thing and is left alone until the run ends; its
-losses are held against those of an undisturbed run, bit by bit. ``--only`` runs the trials whose name has one of the
-given words, ``--repeat`` each so many times, ``--resume FILE`` keeps results as they come and goes on from there.
+Four ranks on two simulated hosts, and a spare; where a network card is slow, five on five hosts. Each trial breaks one
+thing and is left alone until the run ends; its losses are held against those of an undisturbed run, bit by bit. The
+supervisor has the settings that `megascope supervise` has without flags, self-checks included; ``--short`` leaves these
+out and is less patient. ``--only`` runs the trials whose name has one of the given words, ``--repeat`` each so many
+times, ``--resume FILE`` keeps results as they come and goes on from there.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any
 
 from megascope.trainer.supervisor.journal import SIGN
 
-from .fault_jobs import Ran, remove, run_trial
+from .fault_jobs import CannotBeMadeError, Ran, remove, run_trial
+from .fault_settings import PRODUCT, SHORT, Settings
 from .fault_trials import HALT, STEPS, Trial, plan
 from .machine import report
 
@@ -75,7 +78,7 @@ def _culprit_right(trial: Trial, incidents: list[Any], named: set[int], fenced: 
     if trial.lost:
         return _told_of_loss(trial, incidents) and not fenced
     if not trial.ranks:
-        return None
+        return fenced == trial.fenced if trial.fenced else None
     return named == trial.ranks
 
 
@@ -84,14 +87,18 @@ def _told_of_loss(trial: Trial, incidents: list[Any]) -> bool:
     return bool(trial.lost) and any(trial.lost in (one["why"] or "") for one in incidents)
 
 
-def tried(trial: Trial, losses: Mapping[int, float], keep: Path | None) -> tuple[dict[str, Any], Ran | None]:
-    """Run one trial; one that could not be run at all did not recover."""
+def tried(
+    trial: Trial, losses: Mapping[int, float], keep: Path | None, settings: Settings
+) -> tuple[dict[str, Any], Ran | None]:
+    """Run one trial; one that failed as a whole did not recover, one that cannot be made here is none."""
     folder = Path(tempfile.mkdtemp(prefix="megascope-faults-")) if keep is None else keep / trial.name
     remove(folder)
     folder.mkdir(parents=True)
     try:
-        ran = run_trial(trial, folder, _say)
+        ran = run_trial(trial, folder, _say, settings)
         return judged(trial, ran, losses), ran
+    except CannotBeMadeError as error:
+        return {"name": trial.name, "acted": False, "left_out": str(error), "recovery_s": None}, None
     except RuntimeError as error:
         failed = {"recovered": False, "culprit_right": False, "false_fences": 0, "loss_identical": False}
         failed["kind_right"] = False
@@ -101,9 +108,9 @@ def tried(trial: Trial, losses: Mapping[int, float], keep: Path | None) -> tuple
             remove(folder)
 
 
-def undisturbed(layout: str, keep: Path | None) -> dict[int, float]:
+def undisturbed(layout: str, keep: Path | None, settings: Settings) -> dict[int, float]:
     """The losses of a training in which nothing is broken. SystemExit where it does not end well."""
-    _, ran = tried(Trial(f"undisturbed-{layout.replace(' ', '-')}", disturbs=False, layout=layout), {}, keep)
+    _, ran = tried(Trial(f"undisturbed-{layout.replace(' ', '-')}", disturbs=False, layout=layout), {}, keep, settings)
     if ran is None or len(ran.losses) != STEPS[layout] or ran.report["attempts"] != 1:
         raise SystemExit(f"The undisturbed run of {layout} failed: nothing can be compared with it.")
     return ran.losses
@@ -131,6 +138,7 @@ def summary(everything: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "injected": len(results),
         "not_injected": len(everything) - len(results),
+        "left_out": {one["name"]: one["left_out"] for one in everything if "left_out" in one},
         "recovered": sum(one["recovered"] for one in results),
         "culprit_right": sum(one["culprit_right"] for one in judgeable),
         "culprit_judged": len(judgeable),
@@ -167,12 +175,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--short", action="store_true", help="Without self-checks, and less patient.")
     parser.add_argument("--minutes", type=float, default=1e9, help="Begin no trial after so long.")
     parser.add_argument("--keep", type=Path, help="Keep what the trials leave in this folder.")
     parser.add_argument("--resume", type=Path, help="File of results, a line each: appended to, and gone on from.")
     given = parser.parse_args()
     importlib.import_module("megascope.trainer.launch").preload()
+    settings = SHORT if given.short else PRODUCT
     kept = _read(given.resume)
+    if any(one.get("settings", SHORT.name) != settings.name for one in kept):
+        raise SystemExit(f"{given.resume} has results under other settings: give another file, or --short as before.")
     references = {one["layout"]: _by_step(one["losses"]) for one in kept if "losses" in one}
     results = [one for one in kept if "losses" not in one]
     deadline = time.monotonic() + 60 * given.minutes
@@ -180,19 +192,21 @@ def main() -> None:
         if time.monotonic() > deadline:
             break
         if trial.layout not in references:
-            references[trial.layout] = undisturbed(trial.layout, given.keep)
-            _append(given.resume, {"layout": trial.layout, "losses": references[trial.layout]})
+            references[trial.layout] = undisturbed(trial.layout, given.keep, settings)
+            kept_losses = {"layout": trial.layout, "losses": references[trial.layout]}
+            _append(given.resume, {**kept_losses, "settings": settings.name})
         sys.stderr.write(f"{trial.name}: {trial.fault or trial.prod}\n")
         for _ in range(TRIES):
             began = time.monotonic()
-            result, _ = tried(trial, references[trial.layout], given.keep)
+            result, _ = tried(trial, references[trial.layout], given.keep, settings)
+            result["settings"] = settings.name
             result["seconds"] = round(time.monotonic() - began, 1)
             results.append(result)
             _append(given.resume, result)
             sys.stderr.write(f"{json.dumps(result)}\n")
-            if result.get("acted", True):
+            if result.get("acted", True) or "left_out" in result:
                 break
-    report("faults", summary(results))
+    report("faults", {**summary(results), "settings": settings.as_json()})
 
 
 def left_of(trials: Iterable[Trial], results: Iterable[Mapping[str, Any]]) -> list[Trial]:

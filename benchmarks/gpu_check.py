@@ -1,4 +1,4 @@
-"""What only a GPU can show: no synchronisation, right times, the overhead, and the trainer on it, alone and shared.
+"""What only a GPU can show: no synchronisation, right times, the overhead, the trainer alone and shared, and MFU.
 
 Prints one JSON object, ``ok`` in it; without CUDA it says so in one sentence and ends with exit code 1.
 """
@@ -23,6 +23,7 @@ from megascope.profiler.opening import RecorderSettings, open_recorder
 from megascope.profiler.recorder import Recorder
 from megascope.profiler.vocabulary import CLOCK_CODES, STATUS_CODES, Clock, SegmentKind, Status
 
+from .gpu_mfu import mfu_on_gpu
 from .gpu_training import train_on_gpu
 from .machine import report
 
@@ -226,6 +227,7 @@ def main() -> int:
         checks = check_recorder(torch, folder / "spool")
         checks["trainer_nccl"] = train_on_gpu(folder / "nccl", ranks=1, backend="nccl")
         checks["trainer_host_staged"] = train_on_gpu(folder / "staged", ranks=SHARING_RANKS, backend="gloo")
+        checks["mfu"] = mfu_on_gpu(folder / "mfu", backend="nccl")
     device = {"name": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
     is_ok = all(check["ok"] for check in checks.values())
     report("gpu_check", {"ok": is_ok, "device": device, **checks})

@@ -57,13 +57,17 @@ def train_on_gpu(folder: Path, *, ranks: int, backend: str) -> dict[str, Any]:
 
 def _run_ranks(folder: Path, ranks: int, backend: str, *, is_recorded: bool) -> str:
     """The last line of what the first rank that failed said; empty where all went well."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
     common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     command = [sys.executable, "-m", "benchmarks.gpu_training", str(folder), backend, str(int(is_recorded))]
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     return first_error(command, environments, folder, TIMEOUT_S)
+
+
+def free_port() -> str:
+    """A port of this machine that nobody uses just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 def first_error(

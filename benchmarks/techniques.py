@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.machine import report
 from benchmarks.ranks import run_ranks
 from benchmarks.technique_pairs import pairs, quality
-from benchmarks.trainer import STEPS, exposed_ms, ours
+from benchmarks.technique_waits import overlap
 from megascope.trainer.config import (
     DataConfig,
     ModelConfig,
@@ -140,31 +140,6 @@ def _compute_spans(path: Path) -> Iterator[tuple[int, int, int]]:
             if names[int(record["segment"])] in ("forward", "backward"):
                 yield int(record["step"]), int(record["begun_ns"]), int(record["duration_ns"])
     reader.close()
-
-
-# -- overlap -------------------------------------------------------------------------------------------------------
-
-
-def overlap() -> dict[str, Any]:
-    """Exposed wait of a rank and step, in ms, without each switch and with it, in the segments that it is about."""
-    collectives = ("tp_all_gather", "tp_reduce_scatter")
-    cases: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
-        "overlap": ({"pp": 2, "dp": 2, "chunks": 2}, {"overlap": False}, {"overlap": True}, ("dp_",)),
-        "recv_ahead": ({"pp": 2, "dp": 2, "chunks": 2}, {"recv_ahead": 0}, {"recv_ahead": 2}, ("recv_", "send_")),
-        "overlap_p2p": ({"pp": 4}, {"overlap_p2p": False}, {"overlap_p2p": True}, ("recv_", "send_")),
-        "ring": ({"tp": 4}, {"ring": False}, {"ring": True}, (*collectives, "send_ring", "recv_ring")),
-    }
-    result = {}
-    for name, (layout, without, having, segments) in cases.items():
-        waits = []
-        for switch in (without, having):
-            parallel = replace(BASE.parallel, **layout, **switch)
-            config = replace(BASE, parallel=parallel, train=replace(BASE.train, steps=STEPS))
-            with TemporaryDirectory() as folder:
-                run_ranks(4, lambda c=config, f=folder: ours(c, Path(f)), timeout_s=TIMEOUT_S)  # type: ignore[misc]
-                waits.append(exposed_ms(Path(folder), segments))
-        result[name] = {"off": waits[0], "on": waits[1]}
-    return result
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from torch.nn import functional as F  # noqa: N812  (its usual name)
 
 from megascope.trainer.attention import rotary_table, rotate
 from megascope.trainer.config import TrainConfig
-from megascope.trainer.corpus import encode, read_text
-from megascope.trainer.data import Batches, Split
+from megascope.trainer.data.batches import Batches, Split
+from megascope.trainer.data.corpus import encode, read_text
 from megascope.trainer.model import chunk_specs, initial_value
 
 

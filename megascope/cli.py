@@ -34,6 +34,7 @@ VERBS = (
     "import",
     "export",
     "checkpoint",
+    "tokenize",
     "batch",
     "doctor",
 )

@@ -14,6 +14,7 @@ from .dropout import Dropout
 from .faults.switches import FaultSwitches
 from .flat import FlatChunk
 from .hierarchy import Hierarchy, Replicas
+from .hosts import Hosts
 from .model import LOSS_DTYPES, ModelChunk, Surroundings
 from .optim import ShardedOptimizer
 from .pipeline import Pipeline
@@ -28,6 +29,7 @@ class Engine:
     """What a rank trains with."""
 
     mesh: Mesh
+    hosts: Hosts
     funnel: Funnel
     tp: Channel
     world: Channel
@@ -42,41 +44,46 @@ def build_engine(
     topology, parallel, model, rank = config.topology(), config.parallel, config.model, dist.get_rank()
     is_staged = device.type == "cuda" and parallel.backend is Backend.GLOO
     mesh_device = "cpu" if is_staged else device.type
-    pod = parallel.pod if 1 < parallel.pod < parallel.dp else 0  # with one or all in a pod there is one level
-    mesh = build_mesh(
-        topology,
-        parallel.chunks,
-        mesh_device,
-        ties_ends=model.tied,
-        has_ring=parallel.ring,
-        pod=pod,
-    )
-    funnel = Funnel(recorder, switches, device, rank, is_staged=is_staged)
-    tp = funnel.channel("tp", topology.group("tp", rank), mesh.groups["tp"])
-    dp = _replicas(mesh, funnel, pod)
-    world_group = dist.group.WORLD
-    assert world_group is not None
-    world = funnel.channel("world", range(topology.world_size), world_group)
-    ends = None if mesh.ends is None else funnel.channel("pp_ends", sorted(mesh.rank_of_ends()), mesh.ends)
-    recorder.group("pp", topology.group("pp", rank))
-
     dropout = Dropout(model.dropout, config.train.seed, model.sequence, model.width)
-    around = Surroundings(tp, dropout, _ring(mesh, funnel), config.train.recompute)
-    virtual_stages = parallel.pp * parallel.chunks
-    chunks = []
+    with probe.span("setup_groups"):
+        hosts = Hosts(config, topology)
+        pod = hosts.pod()
+        mesh = build_mesh(
+            topology,
+            parallel.chunks,
+            mesh_device,
+            ties_ends=model.tied,
+            has_ring=parallel.ring,
+            pod=pod,
+        )
+        funnel = Funnel(recorder, switches, device, rank, is_staged=is_staged)
+        tp = funnel.channel("tp", topology.group("tp", rank), mesh.groups["tp"])
+        dp = _replicas(mesh, funnel, pod)
+        world_group = dist.group.WORLD
+        assert world_group is not None
+        world = funnel.channel("world", range(topology.world_size), world_group)
+        ends = None if mesh.ends is None else funnel.channel("pp_ends", sorted(mesh.rank_of_ends()), mesh.ends)
+        recorder.group("pp", topology.group("pp", rank))
+        around = Surroundings(tp, dropout, _ring(mesh, funnel), config.train.recompute)
+    with probe.span("setup_weights"):
+        chunks = _chunks(config, mesh, around)
+        state = LOSS_DTYPES[model.precision]
+        flats = [FlatChunk(chunk, dp, state, parallel) for chunk in chunks]
+        optimizer = ShardedOptimizer(flats, tp, world, config.train, probe, ends)
+        pipeline = Pipeline(config, mesh, funnel, chunks, flats, probe, dropout)
+    return Engine(mesh, hosts, funnel, tp, world, optimizer, pipeline)
+
+
+def _chunks(config: TrainConfig, mesh: Mesh, around: Surroundings) -> list[ModelChunk]:
+    """This rank's parts of the model, with their first weights."""
+    parallel, chunks = config.parallel, []
     for number in range(parallel.chunks):
         virtual = virtual_stage(mesh.index("pp"), number, parallel.pp)
-        chunks.append(ModelChunk(model, virtual, virtual_stages, around, parallel.stage_layers))
+        chunks.append(ModelChunk(config.model, virtual, parallel.pp * parallel.chunks, around, parallel.stage_layers))
         chunks[-1].initialise(config.train.seed)
         if config.train.compile:
             chunks[-1].compile(dynamic=False)
-    state = LOSS_DTYPES[model.precision]
-    flats = [
-        FlatChunk(chunk, dp, state, parallel.bucket_bytes, overlap=parallel.overlap, zero=parallel.zero)
-        for chunk in chunks
-    ]
-    optimizer = ShardedOptimizer(flats, tp, world, config.train, probe, ends)
-    return Engine(mesh, funnel, tp, world, optimizer, Pipeline(config, mesh, funnel, chunks, flats, probe, dropout))
+    return chunks
 
 
 def _replicas(mesh: Mesh, funnel: Funnel, pod: int) -> Replicas:

@@ -17,6 +17,7 @@ from ..profiler.c10d.groups import ignore_group
 from ..profiler.recorder import AnyRecorder
 from ..profiler.vocabulary import SegmentKind
 from .faults.alter import Call, altered
+from .faults.late import LateIssuer
 from .faults.switches import FaultSwitches
 from .handle import Handle, explain
 from .staging import HostStage, Operation
@@ -58,7 +59,7 @@ class Channel:
         if funnel.device.type == "cuda":
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stage = HostStage(self._stream and torch.cuda, self._stream) if funnel.is_staged else None
-        self._held_back = funnel.switches.slows_link(self.ranks)
+        self._late = LateIssuer(f"{kind}-late") if funnel.switches.slows_link(self.ranks) else None
         self._queue: queue.SimpleQueue[tuple[Launch | None, Any, Handle, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -161,13 +162,14 @@ class Channel:
             chunk=funnel.chunk,
             cuda_stream=self._stream,
         )
-        delay_s = funnel.switches.link_delay_s(self.ranks, destination) if self._held_back else 0.0
+        delay_s = 0.0 if self._late is None else funnel.switches.link_delay_s(self.ranks, destination)
         if self._stage is not None:
             handle = self._submit(self._stage.prepare(operation, tensors, written), None, span, tensors, delay_s)
         elif self._stream is not None:
             handle = self._enqueue(lambda is_async: operation(is_async, *tensors), span, tensors)
-        elif self._held_back:
-            handle = self._submit(lambda is_async: operation(is_async, *tensors), None, span, tensors, delay_s)
+        elif self._late is not None and destination != funnel.rank:  # what is received is late where it is sent
+            work = self._late.submit(lambda: operation(True, *tensors), delay_s)
+            handle = self._submit(None, work, span, tensors, 0.0)
         elif wait:
             return self._block(lambda is_async: operation(is_async, *tensors), span)
         else:
@@ -206,7 +208,7 @@ class Channel:
         return handle
 
     def _submit(self, launch: Launch | None, work: Any, span: Any, kept: object, delay_s: float) -> Handle:
-        """Leave the operation to the completion thread, which issues it itself after a delay where the link is slow."""
+        """Leave the operation to the completion thread, which issues it itself, after a delay, where it is staged."""
         if self._thread is None:
             name = f"{self.kind}-completion"
             self._thread = threading.Thread(target=self._complete, name=name, daemon=True)
@@ -236,6 +238,8 @@ class Channel:
 
     def close(self) -> None:
         """End the completion thread once all that was submitted is complete."""
+        if self._late is not None:
+            self._late.close()
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout=5)

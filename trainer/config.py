@@ -31,8 +31,8 @@ from .validation import check_config
 
 __all__ = [
     "Backend", "CheckpointConfig", "DataConfig", "ModelConfig", "OnFailure", "OptimizationConfig", "Optimizer",
-    "Order", "ParallelConfig", "Precision", "Recompute", "RecordConfig", "Tokenizer", "TrainConfig", "Whole",
-    "load_config", "print_settings",
+    "Order", "ParallelConfig", "Precision", "Recompute", "RecordConfig", "Sampling", "Tokenizer", "TrainConfig",
+    "Whole", "load_config", "print_settings",
 ]  # fmt: skip
 
 
@@ -43,20 +43,33 @@ class Tokenizer(StrEnum):
     BPE = "bpe"
 
 
+class Sampling(StrEnum):
+    """Which sequences are trained on: all, each once in an epoch and shuffled; or those at random places."""
+
+    EPOCHS = "epochs"
+    PLACES = "places"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """The text to train on."""
 
     text: Annotated[Path | None, Parameter(alias="--text")] = None
     "A text file; Python's own standard-library sources if absent."
+    tokens: Path | None = None
+    "A token file that `megascope tokenize` made, memory-mapped; instead of a text and a tokenizer."
     tokenizer: Tokenizer = Tokenizer.BYTES
     "bytes, or bpe (needs the extra megascope[bpe])."
     limit_bytes: Whole | None = None
     "Read only this much of the text."
     eval_share: float = 0.05
     "Share of the text, at its end, that is kept for evaluation."
+    sampling: Sampling = Sampling.EPOCHS
+    "epochs: each sequence once before one comes again, shuffled; places: sequences at random places."
     skip: tuple[Whole, ...] = ()
     "Batches that are passed over, by their number from 0; all after them move up."
+    prefetch: Whole = 2
+    "Batches that a thread draws ahead of training; 0 for none."
 
 
 class OnFailure(StrEnum):

@@ -13,8 +13,9 @@ from ..profiler.opening import attempt_folder
 from .checkpoints.commit import check_model, read_commit
 from .checkpoints.files import DamagedError, check_unused, commit_path, committed_steps
 from .config import Tokenizer, TrainConfig
-from .corpus import NO_TOKENIZERS, open_text
-from .data import check_length
+from .data.batches import check_length
+from .data.corpus import NO_TOKENIZERS, open_text
+from .data.token_files import open_tokens
 
 
 def check_inputs(config: TrainConfig) -> None:
@@ -31,6 +32,9 @@ def check_inputs(config: TrainConfig) -> None:
 
 def _check_text(config: TrainConfig) -> None:
     data = config.data
+    if data.tokens is not None:
+        _check_tokens(data.tokens, config)
+        return
     if data.tokenizer is Tokenizer.BPE and importlib.util.find_spec("tokenizers") is None:
         raise UsageError(NO_TOKENIZERS)
     sizes = [] if data.limit_bytes is None else [data.limit_bytes]
@@ -39,6 +43,16 @@ def _check_text(config: TrainConfig) -> None:
             sizes.append(os.fstat(file.fileno()).st_size)
     if sizes:
         check_length(min(sizes), config)  # a byte is a token at most
+
+
+def _check_tokens(path: Path, config: TrainConfig) -> None:
+    tokens, meaning = open_tokens(path)
+    if meaning.vocabulary > config.model.vocabulary:
+        raise UsageError(
+            f"{path} has tokens up to {meaning.vocabulary - 1}, but model.vocabulary is {config.model.vocabulary}: "
+            f"set it to {meaning.vocabulary} or more, divisible by parallel.tp."
+        )
+    check_length(len(tokens), config)
 
 
 def _check_checkpoints(folder: Path, config: TrainConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import os
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from ..profiler.recorder import AnyRecorder
 from .building import build_engine
-from .checkpoints.checkpointer import TEXT_KEY, Checkpointer
+from .checkpoints.checkpointer import Checkpointer
 from .comm import Traffic
 from .config import TrainConfig
-from .corpus import encode, identity_of, read_text, train_tokenizer
-from .data import Batches, Loader, Split
+from .data.batches import Split
+from .data.loader import Loader
+from .data.opening import open_batches
 from .faults.kinds import parse_fault
 from .faults.switches import FaultSwitches
 from .finite import NotFiniteError, not_finite
@@ -36,7 +36,6 @@ from .rescue import Rescue
 from .schedule import as_rows
 from .skipping import batch_of
 from .stopping import DEVICE_LAG, StopRequest
-from .topology import groups_across_hosts
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ RESCUE_S = 30.0
 """How long a rank that has saved the last good state stays, so that the others can save it too."""
 LINGER_S = 2.0
 """How much longer stays who has only lost a peer: the rank with the number that is not finite is to end first."""
-GC_EVERY_STEPS = 100
-"""Python's collector runs at chosen steps, on all ranks alike, and not whenever a rank's own counters say so."""
 
 
 @dataclass(slots=True)
@@ -82,10 +79,10 @@ class Trainer:
             engine = build_engine(config, recorder, self._switches, self._probe, device)
             self.funnel, self.optimizer, self.pipeline = engine.funnel, engine.optimizer, engine.pipeline
             mesh, tp, self._mesh, self._world = engine.mesh, engine.tp, engine.mesh, engine.world
-            self._warn_of_tp_across_hosts()
+            self._hosts = engine.hosts
             if rank == 0:
                 recorder.schedule(as_rows(step_schedule(config)))
-            self._loader = Loader(config, mesh, tp, self._probe, self._batches())
+            self._loader = Loader(config, mesh, tp, self._probe, open_batches(config, mesh, self._probe))
         self._checkpointer: Checkpointer | None = None
         if config.checkpoint.folder is not None:
             self._checkpointer = Checkpointer(config, mesh, self.optimizer, self._world, self._probe)
@@ -95,31 +92,6 @@ class Trainer:
         self._start, self._logged_step, self._logged_ns = 0, 0, 0
         self._stop_request = StopRequest(lag=DEVICE_LAG if device.type == "cuda" else 0)
         self._rescue = Rescue(config.attempt(os.environ), self._save_last_good, linger_s=LINGER_S)
-
-    def _warn_of_tp_across_hosts(self) -> None:
-        per_host = int(os.environ.get("LOCAL_WORLD_SIZE", self._world.size))
-        crossing = groups_across_hosts(self._mesh.topology, "tp", per_host)
-        if crossing and self._mesh.rank == 0:
-            log.warning(
-                "Tensor-parallel ranks %s lie on several hosts (%d processes each): every layer will wait for the "
-                "network. Choose a tp that divides the processes of a host, and keep it innermost in parallel.order.",
-                list(crossing[0]),
-                per_host,
-            )
-
-    def _batches(self) -> Batches | None:
-        """The text, on ranks that read it. A tokenizer is trained by rank 0 alone and handed on through the store."""
-        config, tokenizer = self._config, None
-        text = read_text(config.data) if Loader.reads(self._mesh) else None
-        store, key = dist.distributed_c10d._get_default_store(), "megascope/tokenizer"
-        if config.data.tokenizer == "bpe":
-            if self._mesh.rank == 0 and text is not None:
-                store.set(key, train_tokenizer(text, config.model.vocabulary))
-            if text is not None:
-                tokenizer = store.get(key).decode()
-        if self._mesh.rank == 0 and text is not None and config.checkpoint.folder is not None:
-            store.set(TEXT_KEY, json.dumps(identity_of(text, config.data, tokenizer)))
-        return None if text is None else Batches(encode(text, config.data, tokenizer), config)
 
     def run(self) -> TrainResult:
         """Train from where the newest checkpoint ends to the last step."""
@@ -135,11 +107,14 @@ class Trainer:
         self._logged_step, self._logged_ns = start, time.monotonic_ns()
         gc.collect()
         gc.freeze()
-        gc.disable()
+        if self._config.train.gc_every:
+            gc.disable()
         try:
             for step in range(start, self._config.train.steps):
                 with self._rescue.guard(lambda: self.optimizer.updates):
                     self._step(step, result)
+                if step == start:
+                    self._hosts.warn()
                 if self._switches.active and self._switches.repeats(step):
                     self._step(step, result)
                 self._report(result, until=self._stop_request.settled_by(step))
@@ -148,6 +123,7 @@ class Trainer:
                     result.stopped = True
                     break
         finally:
+            self._loader.close()
             self._switches.close()
             gc.enable()
             gc.unfreeze()
@@ -176,7 +152,7 @@ class Trainer:
         every = self._config.checkpoint.every
         if self._checkpointer is not None and every and (step + 1) % every == 0:
             self._save(step + 1, result)
-        if (step + 1) % GC_EVERY_STEPS == 0:
+        if train.gc_every and (step + 1) % train.gc_every == 0:
             with self._probe.span("gc"):
                 gc.collect(1)
 

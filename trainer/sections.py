@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 
@@ -21,6 +21,13 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 
 
 Whole = Annotated[int, Parameter(converter=_whole)]
+
+
+def _whole_or_host(kind: object, tokens: Sequence[Token]) -> int | str:
+    return "host" if tokens[0].value == "host" else _whole(kind, tokens)
+
+
+Pod = Annotated[int | Literal["host"], Parameter(converter=_whole_or_host)]
 
 
 class Precision(StrEnum):
@@ -116,13 +123,17 @@ class ParallelConfig:
     recv_ahead: Whole = 2
     "Compute actions ahead of their use at which receives are posted."
     overlap: bool = True
-    "Run data-parallel communication beside compute."
+    "Run data-parallel communication beside other work; if not, both of the next two are off as well."
+    overlap_gather: bool = True
+    "Gather weights while the next batch is loaded and the chunks before are computed (ZeRO-3: beside compute)."
+    overlap_reduce: bool = True
+    "Reduce the gradients of a bucket as soon as a backward has filled it, while it goes on."
     overlap_p2p: bool = True
     "Send without waiting; if not, a send is waited for with the receive that follows it, and none is posted ahead."
     ring: bool = False
     "Cut the tensor-parallel collectives of layers into messages that travel while matrices are multiplied."
-    pod: Whole = 0
-    "Neighbouring replicas that share a fast network: gradients are reduced inside pods, then across; 0 for one level."
+    pod: Pod = 0
+    "Neighbouring replicas that first reduce gradients among themselves; host: those that share a host; 0: one level."
     bucket_bytes: Whole = 4 * 2**20
     "Gradient bytes that are reduced together."
     timeout_s: Whole = 600
@@ -167,6 +178,8 @@ class OptimizationConfig:
     "Clip at so many times the recent mean of gradient norms where that is less; 0 for `clip` alone."
     seed: Whole = 0
     "Seed of the initial weights and of the order of the data."
+    gc_every: Whole = 100
+    "Steps between collections of Python's garbage, on all ranks alike; 0 leaves them to each rank's own counters."
     log_every: Whole = 10
     "Steps between progress lines."
     eval_every: Whole = 0

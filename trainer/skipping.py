@@ -12,3 +12,11 @@ def batch_of(step: int, skipped: Iterable[int]) -> int:
         if batch <= number:
             number += 1
     return number
+
+
+def batch_after(batch: int, skipped: Iterable[int]) -> int:
+    """The batch of the step after the one that trains on ``batch``."""
+    number = batch + 1
+    while number in set(skipped):
+        number += 1
+    return number

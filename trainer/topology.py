@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -137,6 +138,33 @@ def _own_group(groups: Iterable[Sequence[int]], rank: int) -> dist.ProcessGroup 
     return own
 
 
-def groups_across_hosts(topology: Topology, axis: str, ranks_per_host: int) -> list[tuple[int, ...]]:
-    """Groups of an axis whose ranks lie on more than one host, where hosts hold consecutive ranks."""
-    return [group for group in topology.groups(axis) if len({rank // ranks_per_host for rank in group}) > 1]
+def groups_across_hosts(topology: Topology, axis: str, hosts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Groups of an axis whose ranks lie on more than one host; ``hosts``: that of each rank."""
+    return [group for group in topology.groups(axis) if len({hosts[rank] for rank in group}) > 1]
+
+
+def pod_of_hosts(topology: Topology, hosts: Sequence[str]) -> int:
+    """The most neighbouring replicas, a divisor of dp, that share a host in every pod of every line."""
+    lines, size = list(topology.groups("dp")), topology.size("dp")
+    return next(
+        pod
+        for pod in range(size, 0, -1)
+        if size % pod == 0
+        and all(len({hosts[rank] for rank in ranks}) == 1 for line in lines for ranks in pods(line, pod)[0])
+    )
+
+
+def pods_that_split_hosts(topology: Topology, pod: int, hosts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Pods on several hosts, of which one is in another pod of the same replicas too: their borders cross.
+
+    A pod that lies in a host, and one of whole hosts such as a rack, are as they should be.
+    """
+    found = []
+    for line in topology.groups("dp"):
+        inner = pods(line, pod)[0]
+        count = Counter(host for ranks in inner for host in {hosts[rank] for rank in ranks})
+        for ranks in inner:
+            own = {hosts[rank] for rank in ranks}
+            if len(own) > 1 and any(count[host] > 1 for host in own):
+                found.append(ranks)
+    return found

@@ -53,13 +53,15 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
         0: {
             "model.init_std": model.init_std,
             "parallel.recv_ahead": parallel.recv_ahead,
+            "data.prefetch": config.data.prefetch,
             "train.min_learning_rate": train.min_learning_rate,
             "train.weight_decay": train.weight_decay,
             "train.seed": train.seed,
             "train.warmup_steps": train.warmup_steps,
             "train.eval_every": train.eval_every,
             "train.clip_factor": train.clip_factor,
-            "parallel.pod": parallel.pod,
+            "parallel.pod": 0 if parallel.pod == "host" else parallel.pod,
+            "train.gc_every": train.gc_every,
             "checkpoint.every": config.checkpoint.every,
             "record.attempt": config.record.attempt or 0,
         },
@@ -124,8 +126,8 @@ def _divisions(config: TrainConfig, _: int) -> Iterator[Problem]:
         "train.recompute is selective, which a ring cannot stop short of its messages: choose full, or ring off.",
     )
     yield (
-        parallel.pod > 0 and parallel.dp % parallel.pod != 0,
-        f"parallel.pod is {parallel.pod}, which does not divide dp {parallel.dp}: choose a divisor, or 0.",
+        parallel.pod not in (0, "host") and parallel.dp % int(parallel.pod) != 0,
+        f"parallel.pod is {parallel.pod}, which does not divide dp {parallel.dp}: choose a divisor, host, or 0.",
     )
     layers = parallel.stage_layers
     yield (
@@ -167,8 +169,14 @@ def _others(config: TrainConfig, _: int) -> Iterator[Problem]:
         checkpoint.every > 0 and checkpoint.folder is None,
         "checkpoint.every is set, but there is nowhere to write: set checkpoint.folder too.",
     )
+    data = config.data
     yield (
-        config.data.tokenizer == "bytes" and config.model.vocabulary < 256,
+        data.tokens is not None and (data.text, data.limit_bytes, data.tokenizer) != (None, None, "bytes"),
+        "data.tokens is set, and a token file has its tokenizer: leave out data.text, data.tokenizer and "
+        "data.limit_bytes, or make another with `megascope tokenize`.",
+    )
+    yield (
+        config.data.tokens is None and config.data.tokenizer == "bytes" and config.model.vocabulary < 256,
         f"Bytes as tokens need a vocabulary of 256, but model.vocabulary is {config.model.vocabulary}: raise it.",
     )
     yield (

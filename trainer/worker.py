@@ -149,7 +149,7 @@ def open_worker_recorder(
     if (agent := serve_fallback(recorder, spool, store_address(record.store))) is not None:
         agent.leave()
     leave_topology(recorder, settings, config.topology())
-    install(recorder, AUTOMATIC)
+    install(recorder, AUTOMATIC if config.train.gc_every else AUTOMATIC | {Automatic.GC})
     answer_dump_requests(recorder, settings)
     if isinstance(recorder, Recorder):
         join_exchange(recorder, replace(who, **asdict(place)))
@@ -174,6 +174,16 @@ def _choose_device(place: Place, backend: Backend) -> torch.device:
     return device
 
 
+def threads_of(place: Place, environment: Mapping[str, str]) -> int:
+    """Threads of a rank on CPUs: its share of the cores, or what ``OMP_NUM_THREADS`` says where that is less.
+
+    Hosts that are simulated on one machine say so: more threads than cores wait for each other, spinning.
+    """
+    share = max(1, (os.cpu_count() or 1) // place.local_world_size)
+    given = environment.get("OMP_NUM_THREADS", "")
+    return min(share, int(given)) if given.isdecimal() and int(given) > 0 else share
+
+
 def _join(config: TrainConfig, place: Place, device: torch.device, rendezvous: socket.socket | None) -> None:
     """Initialise the default process group: gloo on a CPU, NCCL on CUDA unless gloo is asked for."""
     if dist.is_initialized():
@@ -183,7 +193,7 @@ def _join(config: TrainConfig, place: Place, device: torch.device, rendezvous: s
             "Set %s=1 for torchrun: with its shared store, a restarted job finds dead peers.", SHARED_STORE_VARIABLE
         )
     if device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_world_size))
+        torch.set_num_threads(threads_of(place, os.environ))
     backend = "nccl" if device.type == "cuda" and config.parallel.backend is not Backend.GLOO else "gloo"
     timeout = timedelta(seconds=config.parallel.timeout_s)
     if "MEGASCOPE_PORT" not in os.environ:

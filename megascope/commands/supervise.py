@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..trainer.supervisor.job import Job
 
 POSITIVE = Number(gt=0)
-DEFAULT_CHECK = "{python} -m megascope preflight --quick --json"
+DEFAULT_CHECK = "{python} -P -m megascope preflight --quick --json"
 
 
 def supervise(
@@ -52,6 +52,13 @@ def supervise(
     skip_data: Annotated[
         bool, Parameter(negative="", help="Pass over a batch at which the job fails again and again.")
     ] = False,
+    roll_back: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Where the loss diverges, go back to the checkpoint from before, and pass over the batches since.",
+        ),
+    ] = False,
     first_step_within: Annotated[
         float, Parameter(help="Seconds for the first step of an attempt, compilation included.", validator=POSITIVE)
     ] = 300.0,
@@ -59,6 +66,10 @@ def supervise(
         float,
         Parameter(help="Seconds without a step, or 20 median steps, that are a stall.", validator=POSITIVE),
     ] = 120.0,
+    threshold: Annotated[
+        tuple[str, ...],
+        Parameter(help="Threshold of a detector as NAME=VALUE, such as grad_factor=5; repeatable.", negative=""),
+    ] = (),
     json: Json = False,
 ) -> int:
     """Train, and recover from faults: diagnose, fence the culprit's host, take a spare, go on from the checkpoint.
@@ -75,13 +86,19 @@ def supervise(
     from ..trainer.supervisor.reporting import as_json, lines  # noqa: PLC0415
     from ..trainer.supervisor.resolved import write_resolved  # noqa: PLC0415
     from ..trainer.supervisor.supervisor import Supervisor  # noqa: PLC0415
+    from ..trainer.supervisor.thresholds import thresholds_of  # noqa: PLC0415
 
     chosen = load_training(config, overrides)
     if (url := store_url(chosen.record.store)) is not None:
         raise UsageError(f"A supervised job keeps its journal and fences in its store, not in {url}: name a folder.")
     check_job(chosen, hosts)
+    thresholds = thresholds_of(threshold)
     limits = Limits(
-        max_restarts=max_restarts, max_fences=max_fences, min_confidence=min_confidence, skip_data=skip_data
+        max_restarts=max_restarts,
+        max_fences=max_fences,
+        min_confidence=min_confidence,
+        skip_data=skip_data,
+        roll_back=roll_back,
     )
     address, token = _where(listen, local)
     run = chosen.record.run or os.environ.get(RUN_VARIABLE) or mint_run(config.stem)
@@ -102,6 +119,7 @@ def supervise(
             steps=chosen.train.steps,
             self_check=tuple(shlex.split(self_check)),
             limits=limits,
+            thresholds=thresholds,
             patience=Patience(start_s=first_step_within, stall_s=stalled_after),
         )
         unused = next_attempt_in(store, default_spool(store))(run)

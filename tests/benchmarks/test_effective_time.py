@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.effective_time import DAYS, GPUS, INTERRUPTIONS, effective_share, measured_recoveries, rate_per_s, rows
+from benchmarks.effective_time import (
+    DAYS,
+    GPUS,
+    INTERRUPTIONS,
+    effective_share,
+    measured_recoveries,
+    rate_per_s,
+    rows,
+    settings_of,
+)
 
 
 def simulated(rate: float, every_s: float, stall_s: float, recovery_s: float) -> float:
@@ -54,6 +63,14 @@ def test_every_row_is_made_of_what_was_measured(tmp_path: Path) -> None:
     assert by["hangs", "megascope", 600, 300]["recovery_s"] == 20 + 300 + 60
     assert by["hangs", "torch's timeout", 600, 300]["recovery_s"] == 600 + 6 + 300 + 60
     assert by["hangs", "megascope", 600, 60]["effective"] > by["hangs", "torch's timeout", 600, 60]["effective"]
+
+
+@pytest.mark.parametrize(("value", "name"), [({}, None), ({"settings": {"name": "product"}}, "product")])
+def test_it_is_told_under_which_settings_recoveries_were_measured(
+    tmp_path: Path, value: object, name: str | None
+) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps(value))
+    assert settings_of(tmp_path / "faults.json") == name
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"by_trial": {"kill": {"median_recovery_s": null}}}'])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,17 @@ from typing import Any
 import duckdb
 import pytest
 
-from benchmarks.fault_jobs import LOST, Ran
-from benchmarks.fault_trials import LONG, MIXED, STEPS, Trial, plan
-from benchmarks.faults import _read, judged, left_of, summary
+from benchmarks import fault_jobs
+from benchmarks.fault_jobs import LOST, Ran, _config
+from benchmarks.fault_prods import Prod
+from benchmarks.fault_settings import PRODUCT, SHORT
+from benchmarks.fault_trials import AT, FILL, LONG, MIXED, RANKS_PER_HOST, STEPS, Trial, plan
+from benchmarks.faults import _read, judged, left_of, main, summary, tried
+from megascope.collectors.hardware.kernel_lines import event_of
+from megascope.commands.supervise import supervise
 from megascope.trainer.faults.kinds import parse_fault
+from megascope.trainer.supervisor.attempt import AttemptState
+from megascope.trainer.supervisor.job import check_job
 
 LOSSES = {step: 3.0 - step / 100 for step in range(STEPS[MIXED])}
 
@@ -35,7 +46,7 @@ def named(name: str) -> Trial:
 
 def test_every_trial_can_be_told_from_the_others_and_its_fault_is_one() -> None:
     trials = list(plan())
-    assert len({trial.name for trial in trials}) == len(trials) == 21
+    assert len({trial.name for trial in trials}) == len(trials) == 23
     for trial in trials:
         assert bool(trial.fault) != bool(trial.prod)
         if trial.fault:
@@ -93,3 +104,72 @@ def test_a_file_of_results_may_end_in_the_middle_of_a_line(tmp_path: Path) -> No
     path.write_text(json.dumps({"name": "kill"}) + '\n{"name": "na')
     assert _read(path) == [{"name": "kill"}]
     assert _read(tmp_path / "none") == _read(None) == []
+
+
+@pytest.mark.parametrize("trial", list(plan()), ids=lambda trial: trial.name)
+def test_every_trial_is_a_job_whose_fault_can_act(trial: Trial, tmp_path: Path) -> None:
+    config = replace(_config(tmp_path, trial.layout), fault=(trial.fault,) if trial.fault else ())
+    world_size = config.topology().world_size
+    config.validate(world_size)
+    check_job(config, world_size // RANKS_PER_HOST[trial.layout])
+
+
+def test_a_trial_without_culprits_among_ranks_is_right_where_its_host_is_fenced() -> None:
+    broken = incident(kind="device-error", decision="checkpoint-and-replace", culprits=[])
+    trial = replace(named("xid"), layout=MIXED)
+    assert judged(trial, ran(broken), LOSSES)["culprit_right"] is True
+    assert judged(trial, ran(broken, fenced=[]), LOSSES)["culprit_right"] is False
+    wrong = judged(trial, ran(broken, fenced=["node-0"]), LOSSES)
+    assert (wrong["culprit_right"], wrong["false_fences"]) == (False, 1)
+
+
+def test_the_settings_are_those_of_the_verb_without_flags() -> None:
+    flags = inspect.signature(supervise).parameters
+    assert PRODUCT.self_check == tuple(shlex.split(flags["self_check"].default))
+    for name in ("max_restarts", "max_fences", "min_confidence", "skip_data", "roll_back"):
+        assert getattr(PRODUCT.limits, name) == flags[name].default
+    assert PRODUCT.patience.start_s == flags["first_step_within"].default
+    assert PRODUCT.patience.stall_s == flags["stalled_after"].default
+    assert PRODUCT.as_json()["self_check"].endswith("preflight --quick --json")
+    assert SHORT.self_check == ()
+
+
+def prod(name: str, folder: Path) -> Prod:
+    return Prod(name, folder, {}, {"node-1": folder / "kernel"})
+
+
+def test_a_real_disk_is_never_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filling = prod(FILL, tmp_path)
+    with pytest.raises(RuntimeError, match="a real disk would be filled"):
+        filling.poll(AttemptState(0, ("node-0", "node-1"), 2, 0), AT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_small_disk_can_be_mounted_the_trial_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def refused(folder: Path) -> Iterator[bool]:
+        yield False
+
+    monkeypatch.setattr(fault_jobs, "small_disk", refused)
+    result, made = tried(named("storage-full"), LOSSES, tmp_path, SHORT)
+    assert (made, result["acted"]) == (None, False)
+    assert "a real disk is not to be filled" in result["left_out"]
+    found = summary([result])
+    assert (found["injected"], found["not_injected"], list(found["left_out"])) == (0, 1, ["storage-full"])
+
+
+def test_the_kernel_tells_of_a_gpu_in_a_line_that_is_understood(tmp_path: Path) -> None:
+    prod("gpu-falls-off", tmp_path).poll(AttemptState(0, ("node-0", "node-1"), 2, 0), AT)
+    event = event_of((tmp_path / "kernel").read_text().strip())
+    assert event is not None
+    assert (event.device, event.code) == ("0000:3b:00", 79)
+
+
+def test_results_under_other_settings_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results"
+    path.write_text(json.dumps({"name": "kill", "settings": "short"}) + "\n")
+    monkeypatch.setattr("sys.argv", ["faults", "--resume", str(path)])
+    with pytest.raises(SystemExit, match="has results under other settings"):
+        main()

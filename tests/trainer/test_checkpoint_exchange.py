@@ -21,7 +21,7 @@ from megascope.trainer.checkpoints.files import shard_path
 from megascope.trainer.checkpoints.importing import import_checkpoint
 from megascope.trainer.checkpoints.listing import list_checkpoints, verify_checkpoints
 from megascope.trainer.config import CheckpointConfig, Precision, TrainConfig
-from megascope.trainer.data import Split
+from megascope.trainer.data.batches import Split
 from megascope.trainer.loop import Trainer
 from support.forkrun import run_ranks
 from support.training import run_config, small_config

@@ -19,8 +19,8 @@ from megascope.trainer.checkpoints.exporting import export_checkpoint
 from megascope.trainer.checkpoints.files import shard_path, step_folder
 from megascope.trainer.checkpoints.importing import import_checkpoint
 from megascope.trainer.config import CheckpointConfig, DataConfig, Tokenizer, TrainConfig
-from megascope.trainer.corpus import identity_of, read_text
-from megascope.trainer.data import Batches, Position, Split
+from megascope.trainer.data.batches import Batches, Position, Split
+from megascope.trainer.data.corpus import identity_of, read_text
 from megascope.trainer.loop import Trainer
 from support.checkpoints import commit_of
 from support.forkrun import run_ranks

@@ -17,17 +17,17 @@ from megascope.trainer.config import Precision, TrainConfig, load_config, print_
 FLAG_NAMES = """
 checkpoint.every checkpoint.folder checkpoint.keep checkpoint.on_failure checkpoint.other_text checkpoint.read_once
 checkpoint.resume checkpoint.whole_every
-data.eval_share data.limit_bytes data.skip data.text data.tokenizer
+data.eval_share data.limit_bytes data.prefetch data.sampling data.skip data.text data.tokenizer data.tokens
 fault
 model.dropout model.feed_forward model.heads model.init_std model.layers model.parallel_block model.precision
 model.rotary_base model.sequence model.tied model.vocabulary model.width model.window
 parallel.backend parallel.bucket_bytes parallel.chunks parallel.dp parallel.order parallel.overlap
-parallel.overlap_p2p parallel.pod parallel.pp parallel.recv_ahead parallel.ring parallel.schedule
-parallel.stage_layers parallel.timeout_s parallel.tp parallel.zero
+parallel.overlap_gather parallel.overlap_p2p parallel.overlap_reduce parallel.pod parallel.pp parallel.recv_ahead
+parallel.ring parallel.schedule parallel.stage_layers parallel.timeout_s parallel.tp parallel.zero
 record.attempt record.enabled record.run record.spool record.store
 train.batch train.beta1 train.beta2 train.clip train.clip_factor train.compile train.epsilon train.eval_batches
-train.eval_every train.learning_rate train.log_every train.microbatches train.min_learning_rate train.optimizer
-train.recompute train.seed train.steps train.warmup_steps train.weight_decay
+train.eval_every train.gc_every train.learning_rate train.log_every train.microbatches train.min_learning_rate
+train.optimizer train.recompute train.seed train.steps train.warmup_steps train.weight_decay
 """
 FLAGS = FLAG_NAMES.split()
 
@@ -51,6 +51,7 @@ def test_every_setting_is_a_flag_of_the_same_name(flag: str) -> None:
         "fault": ["kill rank=0 step=1"],
         "model.precision": ["bf16"],
         "data.tokenizer": ["bpe"],
+        "data.sampling": ["places"],
         "data.text": ["text.txt"],
         "checkpoint.folder": ["folder"],
         "checkpoint.on_failure": ["continue"],
@@ -214,7 +215,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (
             "--parallel.dp 4 --parallel.pod 3",
             4,
-            "parallel.pod is 3, which does not divide dp 4: choose a divisor, or 0.",
+            "parallel.pod is 3, which does not divide dp 4: choose a divisor, host, or 0.",
         ),
     ],
 )

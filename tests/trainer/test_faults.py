@@ -39,7 +39,7 @@ def test_a_fault_is_parsed() -> None:
     ("text", "sentence"),
     [
         ("", "has no known kind"),
-        ("fast rank=1", "has no known kind: begin it with one of slow, slow-link, stop, freeze, hold-gil, raise, "),
+        ("fast rank=1", "has no known kind: begin it with one of slow, slow-link, slow-nic, stop, freeze, hold-gil, "),
         ("slow rank=1", "lacks factor"),
         ("slow rank=1 factor=2 step=3", "has 'step=3', which slow does not take"),
         ("slow rank=1 factor=2 factor=3", "has 'factor=3'"),
@@ -80,6 +80,8 @@ def test_a_wrong_fault_is_refused(text: str, sentence: str) -> None:
         ("slow-link link=0>2 delay_ms=1", {"pp": 4}, "from 0 to 2, over which nothing is sent: from 0 use one of 1."),
         ("slow-link link=0>3 delay_ms=1", {"tp": 2, "pp": 2}, "from 0 use one of 1, 2."),
         ("slow-link link=0>0 delay_ms=1", {}, "from 0 it sends to no rank."),
+        ("slow-nic rank=0,1 delay_ms=1", {"pp": 2}, "names ranks that send to no others"),
+        ("slow-nic rank=0 delay_ms=1", {}, "names ranks that send to no others"),
         ("kill rank=2,7 step=1", {"dp": 2}, "names rank [2, 7], but there are only ranks 0 to 1: name one of them."),
     ],
 )
@@ -241,6 +243,27 @@ def test_a_slow_link_is_carried_by_its_source_and_one_way() -> None:
     assert source.link_delay_s((1, 3), 3) == 0
     source.step(5)
     assert source.link_delay_s((1, 5), 5) == 0
+
+
+def test_what_crosses_a_slow_card_is_late_once_and_both_ways() -> None:
+    fault = parse_fault("slow-nic rank=2,3 delay_ms=20 from=3 to=4")
+    recorders = {rank: NotedFaults() for rank in range(5)}
+    ranks = {rank: FaultSwitches([fault], rank, recorders[rank]) for rank in range(5)}
+    for switches in ranks.values():
+        switches.step(3)
+    delays = {(rank, to): ranks[rank].link_delay_s((0, 1, 2, 3), to) for rank in range(4) for to in range(4)}
+    crossing = {(rank, to) for rank, to in delays if (rank in {2, 3}) != (to in {2, 3})}
+    assert {pair for pair, delay_s in delays.items() if delay_s} == crossing
+    assert set(delays.values()) == {0.0, 0.02}
+    assert [ranks[rank].link_delay_s((0, 1, 2, 3), None) for rank in range(4)] == [0.0, 0.0, 0.02, 0.02]
+    assert ranks[2].link_delay_s((2, 3), 3) == ranks[2].link_delay_s((2, 3), None) == 0
+    assert ranks[0].link_delay_s((0, 1), 1) == 0
+    assert ranks[0].slows_link((0, 1, 2))
+    assert not ranks[0].slows_link((0, 1))
+    assert not ranks[2].slows_link((2, 3))
+    assert {rank for rank, recorder in recorders.items() if recorder.rows} == {2, 3}  # those whose card it is
+    ranks[2].step(5)
+    assert ranks[2].link_delay_s((0, 2), 0) == 0
 
 
 def test_a_collective_is_skipped_once() -> None:

@@ -138,3 +138,15 @@ def test_a_slow_link_acts_and_changes_no_loss(tmp_path: Path) -> None:
     results = [outcome.value for outcome in outcomes]
     assert [result and result.losses for result in results] == [result.losses for result in plain]
     assert [line["fault_kind"] for line in metadata(tmp_path, 0, MetadataKind.FAULT)] == ["slow-link"] * 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_slow_card_in_a_pipeline_acts_and_changes_no_loss(tmp_path: Path, chunks: int) -> None:
+    """Both ends of its links send late at once; they must be able to receive meanwhile."""
+    plain = run_config(small_config(pp=2, chunks=chunks, steps=6))
+    outcomes = train_recorded(tmp_path, faults=("slow-nic rank=1 delay_ms=2 from=2",), pp=2, chunks=chunks)
+    results = [outcome.value for outcome in outcomes]
+    assert [result and result.losses for result in results] == [result.losses for result in plain]
+    assert [line["fault_kind"] for line in metadata(tmp_path, 1, MetadataKind.FAULT)] == ["slow-nic"] * 2
+    assert not metadata(tmp_path, 0, MetadataKind.FAULT)

@@ -21,9 +21,10 @@ import pytest
 from megascope.profiler.box.box import BoxReader
 from megascope.profiler.box.metadata import read_metadata
 from megascope.profiler.errors import MegascopeError, UsageError
+from megascope.profiler.exits import Exit, read_exits
 from megascope.trainer.config import CheckpointConfig, DataConfig, RecordConfig, Tokenizer, TrainConfig
 from megascope.trainer.launch import launch, train
-from megascope.trainer.worker import place_from_environment, run_worker
+from megascope.trainer.worker import place_from_environment, run_worker, threads_of
 from support.forkrun import fork_ranks
 from support.training import small_config
 
@@ -82,6 +83,9 @@ def test_one_rank_that_is_killed_ends_all(tmp_path: Path, capfd: pytest.CaptureF
     code = launch(config_in(tmp_path, steps=1000, fault=("kill rank=1 step=3",)), 2, environment={})
     assert code in (128 + signal.SIGKILL, 1)  # the other rank may report the broken connection first
     assert "all ranks are ended" in capfd.readouterr().err
+    ended = {rank: one for (rank, _), one in read_exits(tmp_path / "spool" / "run" / "2").items()}
+    assert ended[1] == Exit(-signal.SIGKILL), "it was killed, and not by the launcher"
+    assert ended[0].asked == signal.SIGTERM or ended[0].code == 1
 
 
 @pytest.mark.timeout(60)
@@ -98,6 +102,8 @@ def test_a_signal_ends_all(tmp_path: Path, number: signal.Signals) -> None:
     sender.start()
     assert launch(config_in(tmp_path, steps=100_000), 2, environment={}) == 128 + number
     sender.join()
+    ended = read_exits(tmp_path / "spool" / "run" / "2")
+    assert [(one.asked, one.was_on_request) for one in ended.values()] == [(signal.SIGTERM, True)] * 2
 
 
 @pytest.mark.timeout(60)
@@ -284,6 +290,18 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"), [("", 8), ("3", 3), ("1", 1), ("99", 8), ("0", 8), ("4,2", 8), ("many", 8)]
+)
+def test_a_rank_has_its_share_of_the_cores_or_fewer_where_that_is_asked_for(
+    given: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    place = place_from_environment({"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
+    assert place is not None
+    assert threads_of(place, {"OMP_NUM_THREADS": given} if given else {}) == threads
 
 
 def test_the_place_is_read_from_the_environment() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from megascope.profiler.null import NullRecorder
 from megascope.trainer.attention import window_mask, windowed
 from megascope.trainer.config import ModelConfig, Precision
-from megascope.trainer.data import splitmix64
+from megascope.trainer.data.shuffle import splitmix64
 from megascope.trainer.dropout import Dropout, mix
 from megascope.trainer.loop import Trainer, TrainResult
 from megascope.trainer.model import chunk_specs, layer_numbers

@@ -17,14 +17,19 @@ from hypothesis import strategies as st
 from megascope.profiler.errors import MegascopeError, UsageError
 from megascope.profiler.topology import Topology
 from megascope.trainer.attention import rotary_table, rotate, window_mask
-from megascope.trainer.config import DataConfig, ModelConfig, OptimizationConfig, Precision, Tokenizer, load_config
-from megascope.trainer.corpus import encode, read_text, standard_library_sources, train_tokenizer
-from megascope.trainer.data import Batches, Split, splitmix64
-from megascope.trainer.flops import flops_per_token, matrix_parameters, peak_flops, utilization
+from megascope.trainer.config import (
+    DataConfig,
+    OptimizationConfig,
+    Sampling,
+    Tokenizer,
+    load_config,
+)
+from megascope.trainer.data.batches import Batches, Split
+from megascope.trainer.data.corpus import encode, read_text, standard_library_sources, train_tokenizer
+from megascope.trainer.data.shuffle import splitmix64
 from megascope.trainer.loop import progress_line
-from megascope.trainer.model import chunk_specs
 from megascope.trainer.optim import learning_rate
-from megascope.trainer.topology import Edge, EdgeKind, groups_across_hosts, pipeline_edges
+from megascope.trainer.topology import Edge, EdgeKind, pipeline_edges
 from support.training import run_config, small_config, text_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +74,9 @@ def test_batches_do_not_depend_on_how_they_are_cut(number: int, parts: int) -> N
 def test_training_never_sees_the_evaluation_part() -> None:
     batches = Batches(np.arange(5000, dtype=np.uint16), small_config())
     border = 5000 - 250
-    assert max(batches.rows(Split.TRAIN, number, 0, 8).max() for number in range(3000)) == border - 1
+    at_random = Batches(np.arange(5000, dtype=np.uint16), small_config(data={"sampling": Sampling.PLACES}))
+    assert max(at_random.rows(Split.TRAIN, number, 0, 8).max() for number in range(3000)) == border - 1
+    assert max(batches.rows(Split.TRAIN, number, 0, 8).max() for number in range(3000)) == (border - 1) // 32 * 32
     rows = [batches.rows(Split.EVAL, number, 0, 8) for number in range(500)]
     assert (min(part.min() for part in rows), max(part.max() for part in rows)) == (border, 4999)
 
@@ -126,60 +133,6 @@ def test_without_tokenizers_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 # -- numbers -------------------------------------------------------------------------------------------------------
 
 
-def test_flops_count_what_the_model_multiplies() -> None:
-    model = ModelConfig(layers=3, width=32, heads=4, vocabulary=256, sequence=64)
-    specs = chunk_specs(model, 0, 1)
-    matrices = sum(np.prod(spec.shape) for spec in specs if len(spec.shape) == 2 and "embedding" not in spec.name)
-    assert matrix_parameters(model) == matrices
-    assert flops_per_token(model) == 6 * matrices + 12 * 3 * 32 * 64
-    assert flops_per_token(replace(model, window=16)) == 6 * matrices + 12 * 3 * 32 * 16
-    assert flops_per_token(replace(model, window=100)) == flops_per_token(model)
-
-
-def test_utilization_is_unknown_without_a_peak() -> None:
-    model = ModelConfig()
-    assert utilization(model, 1e6, 8, None) is None
-    assert utilization(model, 1e6, 8, 1e12) == pytest.approx(flops_per_token(model) * 1e6 / 8e12)
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA H200 NVL", 835e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 NVL", 835e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("A100-SXM4-40GB", 312e12),
-        ("NVIDIA A100-PCIE-40GB", 312e12),
-        ("NVIDIA A100 80GB PCIe", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA L40", 181e12),
-        ("NVIDIA L4", 121e12),
-        ("Tesla V100-SXM2-32GB", None),  # it has no bf16
-        ("NVIDIA RTX A1000", None),
-        ("NVIDIA RTX 4000 Ada Generation", None),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA H20", None),
-        ("NVIDIA A10", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("Tesla V100S-PCIE-32GB", None),
-        ("Some GPU", None),
-        (None, None),
-    ],
-)
-def test_peaks_are_found_by_whole_words(name: str | None, peak: float | None) -> None:
-    assert peak_flops(name, Precision.BF16) == peak
-
-
-def test_peaks_of_other_formats() -> None:
-    assert peak_flops("Tesla V100-SXM2-16GB", Precision.FP64) == 7.8e12
-    assert peak_flops("Tesla V100-PCIE-16GB", Precision.FP32) == 14e12
-    assert peak_flops("Tesla V100S-PCIE-32GB", Precision.FP32) is None
-    assert peak_flops("NVIDIA L4", Precision.FP64) is None
-
-
 def test_the_learning_rate_rises_and_falls() -> None:
     config = OptimizationConfig(steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate=0.1)
     rates = [learning_rate(config, step) for step in range(110)]
@@ -232,33 +185,6 @@ def test_every_directed_edge_has_a_group_of_its_own() -> None:
     edges = pipeline_edges(Topology.of(pp=4, dp=2, tp=2), 1)
     assert len(edges) == len(set(edges)) == 4 * 3 * 2
     assert pipeline_edges(Topology.of(pp=1, tp=2), 1) == []
-
-
-def test_tensor_parallel_groups_across_hosts_are_found() -> None:
-    assert groups_across_hosts(Topology.of(pp=2, dp=2, tp=2), "tp", 4) == []
-    assert groups_across_hosts(Topology.of(dp=1, tp=4), "tp", 2) == [(0, 1, 2, 3)]
-    assert groups_across_hosts(Topology.of(tp=2, dp=2), "tp", 2) == [(0, 2), (1, 3)]
-
-
-@pytest.mark.timeout(60)
-def test_tensor_parallelism_across_hosts_is_warned_of(tmp_path: Path) -> None:
-    import logging
-
-    from megascope.profiler.null import NullRecorder
-    from megascope.trainer.worker import run_worker
-    from support.forkrun import run_ranks
-
-    def work() -> str:
-        messages: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("megascope.trainer.loop").addHandler(handler)
-        run_worker(small_config(tp=2, steps=1), NullRecorder())
-        return " ".join(messages)
-
-    first, second = run_ranks(2, work, environment={"LOCAL_WORLD_SIZE": "1"})
-    assert "Tensor-parallel ranks [0, 1] lie on several hosts (1 processes each)" in first
-    assert second == ""
 
 
 def test_the_demo_s_configuration_is_valid() -> None:

@@ -121,6 +121,14 @@ def test_a_data_stall_is_in_the_loading_of_one_rank() -> None:
     assert (sums.own["data"] - HEALTHY.own["data"])[5, 12] == pytest.approx(300e6)
 
 
+def test_a_data_stall_without_a_place_is_in_the_loading_of_all_who_load() -> None:
+    job = job_of("data-stall:delay_ms=300:every=4:steps=8-")
+    loaders = set(job.grid.rank[[0, -1]].reshape(-1).tolist())
+    assert work_changed(SpanSums.of(job)) == {"data": (loaders, {8, 12, 16, 20, 24, 28})}
+    [row] = fault_rows([parse_fault("data-stall:delay_ms=300")], job)
+    assert (row["ranks"], row["host"], row["segment"]) == (list(range(job.world_size)), None, "data")
+
+
 def test_a_storage_stall_is_in_the_checkpoints_of_one_host() -> None:
     sums = SpanSums.of(job_of("storage-stall:host=1:delay_ms=900:every=10:steps=9-"))
     assert work_changed(sums) == {}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from pydantic import ValidationError
 
 from megascope.cli import build_app
 
@@ -24,90 +27,32 @@ SBATCH_OPTIONS = {
 SRUN_OPTIONS = {"overlap", "no-kill", "kill-on-bad-exit", "output"}
 """Options of sbatch and srun (Slurm's manual pages) that the script may use."""
 
-TEXT, NUMBER, FLAG = {"type": str}, {"type": int}, {"type": bool}
-"""Written down from JobSet's v1alpha2 types and Kubernetes' batch/v1 and v1: the part that the manifest uses."""
-
-
-def record(required: str = "", **fields: Any) -> dict[str, Any]:
-    return {"type": dict, "fields": fields, "required": required.split()}
-
-
-def listed(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": list, "item": item}
-
-
-def one_of(*values: str) -> dict[str, Any]:
-    return {"type": str, "values": values}
-
-
 NAMED = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-QUANTITIES = {"type": dict, "any": TEXT}
-SOURCE = record(secretKeyRef=record("name key", name=TEXT, key=TEXT), fieldRef=record("fieldPath", fieldPath=TEXT))
-CONTAINER = record(
-    "name image",
-    name=TEXT,
-    image=TEXT,
-    command=listed(TEXT),
-    args=listed(TEXT),
-    env=listed(record("name", name=TEXT, value=TEXT, valueFrom=SOURCE)),
-    ports=listed(record("containerPort", containerPort=NUMBER)),
-    resources=record(requests=QUANTITIES, limits=QUANTITIES),
-    volumeMounts=listed(record("name mountPath", name=TEXT, mountPath=TEXT)),
-)
-VOLUME = record(
-    "name",
-    name=TEXT,
-    persistentVolumeClaim=record("claimName", claimName=TEXT),
-    emptyDir=record(medium=one_of("Memory")),
-)
-POD = record(
-    "containers restartPolicy",  # a Job's pods may not have the default policy
-    containers=listed(CONTAINER),
-    volumes=listed(VOLUME),
-    restartPolicy=one_of("OnFailure", "Never"),
-)
-JOB = record(
-    "template",
-    parallelism=NUMBER,
-    completions=NUMBER,
-    completionMode=one_of("Indexed", "NonIndexed"),
-    backoffLimit=NUMBER,
-    template=record("spec", spec=POD),
-)
-SCHEMA = record(
-    "apiVersion kind metadata spec",
-    apiVersion=one_of("jobset.x-k8s.io/v1alpha2"),
-    kind=one_of("JobSet"),
-    metadata=record("name", name=TEXT),
-    spec=record(
-        "replicatedJobs",
-        network=record(enableDNSHostnames=FLAG, subdomain=TEXT),
-        successPolicy=record("operator", operator=one_of("All", "Any"), targetReplicatedJobs=listed(TEXT)),
-        failurePolicy=record(maxRestarts=NUMBER),
-        replicatedJobs=listed(record("name template", name=TEXT, replicas=NUMBER, template=record("spec", spec=JOB))),
-    ),
-)
 
 
-def problems(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:
-    """What of a manifest the schema does not allow."""
-    if type(value) is not schema["type"]:
-        return [f"{where}: {value!r} is no {schema['type'].__name__}"]
-    if "values" in schema and value not in schema["values"]:
-        return [f"{where}: {value!r} is none of {schema['values']}"]
-    if schema["type"] is list:
-        return [
-            text for number, one in enumerate(value) for text in problems(one, schema["item"], f"{where}[{number}]")
-        ]
-    if "any" in schema:
-        return [text for key, one in value.items() for text in problems(one, schema["any"], f"{where}.{key}")]
-    if schema["type"] is not dict:
-        return []
-    found = [f"{where}.{key} is not known" for key in value if key not in schema["fields"]]
-    found += [f"{where}.{key} is missing" for key in schema["required"] if key not in value]
-    for key, one in value.items():
-        found += problems(one, schema["fields"].get(key, {"type": type(one), "fields": {}, "required": []}), key)
-    return found
+def problems(manifest: Any) -> list[str]:
+    """What the types of JobSet and Kubernetes, as generated from their OpenAPI, do not take of a manifest."""
+    try:
+        known = JobsetV1alpha2JobSet.from_dict(manifest)
+    except ValidationError as error:
+        return [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+    assert known is not None
+    return list(unknown(manifest, known.to_dict()))
+
+
+def unknown(given: Any, kept: Any, where: str = "") -> Iterator[str]:
+    """Fields of a manifest that are not kept: the types drop what they do not know."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            if not isinstance(kept, dict) or key not in kept:
+                yield f"{where}.{key} is not known"
+            else:
+                yield from unknown(value, kept[key], f"{where}.{key}")
+    elif isinstance(given, list):
+        for number, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from unknown(one, other, f"{where}[{number}]")
+    elif given != kept:
+        yield f"{where} is {given!r} and becomes {kept!r}"
 
 
 @pytest.fixture
@@ -116,16 +61,22 @@ def jobset() -> Any:
 
 
 def test_the_jobset_has_the_form_that_jobset_takes(jobset: Any) -> None:
-    assert problems(jobset, SCHEMA) == []
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert problems(jobset) == []
+    for job in jobset["spec"]["replicatedJobs"]:  # what only the server checks
+        pod = job["template"]["spec"]["template"]["spec"]
+        assert pod["restartPolicy"] in {"OnFailure", "Never"}  # a Job's pods may not have the default policy
+        assert all(container["name"] and container["image"] for container in pod["containers"])
 
 
 def test_the_check_of_the_form_finds_what_is_wrong(jobset: Any) -> None:
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-    job["template"]["spec"]["restartPolicy"] = "Always"
     job["backofLimit"] = job.pop("backoffLimit")
-    job["completions"] = "1"
-    del jobset["metadata"]["name"]
-    assert len(problems(jobset, SCHEMA)) == 4
+    job["template"]["spec"]["containers"][0]["volumeMounts"][0]["path"] = "/x"
+    jobset["spec"]["failurePolicy"]["restarts"] = 1
+    assert len(problems(jobset)) == 3
+    job["completions"] = "many"
+    assert problems(jobset) == ["completions: Input should be a valid integer"]
 
 
 def test_the_jobs_of_the_jobset_fit_together(jobset: Any) -> None:

@@ -44,6 +44,7 @@ def test_a_history_is_read_as_it_was_saved(
         tuple(skipped),
         tuple(Suspicion(host, 1.0, 0.5, 7) for host in fences),
         len(restarts),
+        1e9 if restarts else None,
     )
     save_history(path, history)
     assert load_history(path) == history

@@ -1,4 +1,4 @@
-"""The supervisor's parts: checks, verdicts read, its rows in the store, goodput, and the configuration it hands on."""
+"""The supervisor's parts: checks, verdicts read, its rows in the store, and the configuration it hands on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megascope.collectors.goodput import StepSpan, goodput_of
 from megascope.collectors.incidents.question import Question
 from megascope.collectors.reading.store import Store
 from megascope.collectors.writing.writer import TableWriter
@@ -20,9 +21,14 @@ from megascope.profiler.errors import UsageError
 from megascope.profiler.host import host_name
 from megascope.trainer.config import CheckpointConfig, DataConfig, RecordConfig, load_config
 from megascope.trainer.skipping import batch_of
-from megascope.trainer.supervisor.accusing import accused_by_hang, accused_by_stragglers, says_not_finite, says_storage
+from megascope.trainer.supervisor.accusing import (
+    accused_by_hang,
+    accused_by_stragglers,
+    network_signs,
+    says_not_finite,
+    says_storage,
+)
 from megascope.trainer.supervisor.attempt import AttemptState
-from megascope.trainer.supervisor.goodput import StepSpan, goodput_of
 from megascope.trainer.supervisor.history import Fence, History, Restart
 from megascope.trainer.supervisor.job import check_job
 from megascope.trainer.supervisor.journal import Journal
@@ -97,6 +103,19 @@ def test_what_is_not_one_hosts_doing_accuses_nobody(more: Mapping[str, Any]) -> 
     assert accused_by_stragglers({**straggler(), "verdict": "insufficient-evidence"}) == ()
 
 
+def test_a_slow_network_of_one_host_accuses_it_and_a_slow_link_neither_end() -> None:
+    card = straggler(ranks=[4], hosts=["node-4"], cause="network", ratio=12.0, segment="send_forward")
+    (accused,) = accused_by_stragglers(card)
+    assert (accused.host, accused.confidence, accused.blames_host) == ("node-4", 0.9, True)
+    assert accused.reason == "network on rank 4 (12.00 times its peers)"
+    assert network_signs(card) == []  # it is acted on, not only told
+    whole = straggler(kind="host", ranks=[2, 3], hosts=["node-1", "node-1"], cause="network")
+    assert [one.host for one in accused_by_stragglers(whole)] == ["node-1"]
+    link = straggler(kind="link", ranks=[3, 4], hosts=["node-3", "node-4"], cause="network")
+    assert accused_by_stragglers(link) == ()
+    assert [sign.hosts for sign in network_signs(link)] == [("node-3", "node-4")]
+
+
 def test_a_question_that_cannot_be_answered_says_why(tmp_path: Path) -> None:
     question = Question("hang", tmp_path / "none", "run", 0)
     deadline = time.monotonic() + 60
@@ -166,8 +185,10 @@ def test_an_observer_takes_over_what_is_new_and_waits_for_all_ranks(tmp_path: Pa
     assert (observer.seen.last_step, observer.seen.furthest) == (2, 4)
     assert [step.step for step in observer.seen.steps] == [0, 1, 2]
     assert observer.seen.steps[0].by_rank_ns == {0: 10**8, 1: 10**8}
-    assert {span.step for span in observer.executions()} == set(range(5))
-    assert observer.executions(1) == []
+    good = observer.goodput(10**18 - 10**9, 10**18 + 10**9)
+    assert good is not None
+    assert (good.steps, good.total_s) == (5, 2.0)
+    assert good.useful_s == pytest.approx(0.5)
     observer.close()
 
 
@@ -189,23 +210,6 @@ def test_a_recovery_is_over_when_the_furthest_step_is_reached_again(tmp_path: Pa
     assert {"restart_s", "catch_up_s", "recovery_s"} <= record.times.keys()
     journal.close()
     observer.close()
-
-
-def test_goodput_counts_every_step_once() -> None:
-    spans = [StepSpan(0, step, 1.0) for step in range(10)] + [StepSpan(1, step, 2.0) for step in range(8, 12)]
-    good = goodput_of(spans, 40.0)
-    assert (good.useful_s, good.repeated_s, good.other_s, good.steps) == (16.0, 2.0, 22.0, 12)
-    assert good.goodput == 0.4
-    assert goodput_of([], 0.0).goodput is None
-
-
-@given(st.lists(st.builds(StepSpan, st.integers(0, 3), st.integers(0, 9), st.floats(0, 10)), max_size=30))
-def test_no_time_is_counted_twice(spans: list[StepSpan]) -> None:
-    total = sum(span.duration_s for span in spans) + 5
-    good = goodput_of(spans, total)
-    assert good.useful_s + good.repeated_s + good.other_s == pytest.approx(total)
-    assert good.goodput is not None
-    assert 0 <= good.goodput <= 1
 
 
 def test_nodes_read_the_configuration_as_it_was(tmp_path: Path) -> None:

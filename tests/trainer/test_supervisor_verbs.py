@@ -48,6 +48,8 @@ def test_nodes_need_somewhere_to_join_and_a_secret(config: str, capsys: pytest.C
         (["--hosts", "2", "--local", "--checkpoint.every", "0"], "needs checkpoints to restart from"),
         (["--hosts", "2", "--local", "--min-confidence", "2"], "min_confidence is 2"),
         (["--hosts", "2", "--local", "--max-restarts", "-1"], "max_restarts is -1"),
+        (["--hosts", "2", "--local", "--threshold", "grad_factor=0.5"], "grad_factor is 0.5: give a factor above 1"),
+        (["--hosts", "2", "--local", "--threshold", "heartbeats=3"], "one of heartbeat_s, slow_factor"),
     ],
 )
 def test_a_job_that_cannot_be_supervised_is_refused(

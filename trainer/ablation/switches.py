@@ -1,28 +1,30 @@
-"""The techniques that can be switched, each with its settings off and on, and the variants of a configuration."""
+"""The techniques that can be switched, each with its settings off and on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...profiler.errors import UsageError
-from ..config import TrainConfig
+from ..config import Precision, TrainConfig
 
 Settings = Mapping[str, Any]
 """Values by setting, such as ``parallel.overlap``."""
 
 Chosen = Callable[[TrainConfig], Settings]
 
-TOGETHER, BASE, CONTROL = "together", "base", "control"
+COMPILERS = ("g++", "clang++", "c++")
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
     """A technique.
 
-    ``is_for_speed``: it is meant to make training faster, and is part of "together"; others save memory. ``needs``: why
-    it can do nothing here; None where it can.
+    ``is_for_speed``: it is part of "together", and meant to make training faster; others save memory, serve other
+    devices and networks, or are a part of one that is. ``beside``: what it can do nothing without, and what that is in
+    words: both sides of its comparison have it. ``needs``: why it can do nothing here; None where it can.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Switch:
     on: Chosen
     is_for_speed: bool = True
     needs: Callable[[TrainConfig], str | None] = lambda config: None
+    beside: Settings = field(default_factory=dict)
+    beside_meaning: str = ""
 
 
 def _axis(name: str, least: int = 2) -> Callable[[TrainConfig], str | None]:
@@ -39,6 +43,17 @@ def _axis(name: str, least: int = 2) -> Callable[[TrainConfig], str | None]:
         return None if size >= least else f"it needs {name} {least} or more, and {name} is {size}"
 
     return needs
+
+
+def _is_fp32(config: TrainConfig) -> str | None:
+    precision = config.model.precision
+    return None if precision is Precision.FP32 else f"model.precision is {precision}, in the base as well"
+
+
+def _can_compile(_: TrainConfig) -> str | None:
+    if os.environ.get("CXX") or any(shutil.which(name) for name in COMPILERS):
+        return None
+    return f"it needs a C++ compiler, such as {COMPILERS[0]}, and there is none on the PATH"
 
 
 def _fixed(**settings: Any) -> Chosen:
@@ -81,11 +96,50 @@ SWITCHES: tuple[Switch, ...] = (
         needs=_axis("pp"),
     ),
     Switch(
+        "recv-ahead",
+        "receives posted two actions ahead, where sends are not waited for",
+        {"parallel.recv_ahead": 0},
+        _fixed(parallel__recv_ahead=2),
+        is_for_speed=False,
+        needs=_axis("pp"),
+        beside={"parallel.overlap_p2p": True},
+        beside_meaning="sends that are not waited for, and no receive posted ahead",
+    ),
+    Switch(
         "dp-overlap",
-        "data-parallel communication beside compute",
+        "data-parallel communication beside compute and data loading",
         {"parallel.overlap": False},
-        _fixed(parallel__overlap=True),
+        _fixed(parallel__overlap=True, parallel__overlap_gather=True, parallel__overlap_reduce=True),
         needs=_axis("dp"),
+    ),
+    Switch(
+        "gather-overlap",
+        "of dp-overlap, the weights alone: gathered while the next batch is loaded",
+        {"parallel.overlap": False},
+        _fixed(parallel__overlap=True, parallel__overlap_gather=True, parallel__overlap_reduce=False),
+        is_for_speed=False,
+        needs=_axis("dp"),
+    ),
+    Switch(
+        "reduce-overlap",
+        "of dp-overlap, the gradients alone: reduced behind the backward",
+        {"parallel.overlap": False},
+        _fixed(parallel__overlap=True, parallel__overlap_gather=False, parallel__overlap_reduce=True),
+        is_for_speed=False,
+        needs=_axis("dp"),
+    ),
+    Switch(
+        "prefetch",
+        "batches drawn by a thread while the steps before are trained",
+        {"data.prefetch": 0},
+        _fixed(data__prefetch=2),
+    ),
+    Switch(
+        "compile",
+        "attention and activation through torch.compile",
+        {"train.compile": False},
+        _fixed(train__compile=True),
+        needs=_can_compile,
     ),
     Switch(
         "large-batch",
@@ -96,6 +150,36 @@ SWITCHES: tuple[Switch, ...] = (
             "train.batch": 4 * config.train.batch,
             "train.microbatches": 4 * config.train.microbatches,
         },
+    ),
+    Switch(
+        "gpipe",
+        "all forwards first, in place of alternating forwards and backwards",
+        {"parallel.schedule": "1f1b"},
+        _fixed(parallel__schedule="gpipe"),
+        is_for_speed=False,
+        needs=_axis("pp"),
+    ),
+    Switch(
+        "tied",
+        "one matrix as embedding and as output",
+        {"model.tied": False},
+        _fixed(model__tied=True),
+        is_for_speed=False,
+    ),
+    Switch(
+        "clip-factor",
+        "gradients clipped at twice the recent mean of their norms",
+        {"train.clip_factor": 0.0},
+        _fixed(train__clip_factor=2.0),
+        is_for_speed=False,
+    ),
+    Switch(
+        "bf16",
+        "weights, activations and their messages in half the bytes",
+        {},
+        _fixed(model__precision="bf16"),
+        is_for_speed=False,
+        needs=_is_fp32,
     ),
     Switch(
         "pods",
@@ -136,89 +220,3 @@ SWITCHES: tuple[Switch, ...] = (
         is_for_speed=False,
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A configuration to measure; ``settings`` is what differs from the base."""
-
-    name: str
-    meaning: str
-    settings: Settings
-    config: TrainConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured: the base first, then the control (the base again), each switch alone, and all together.
-
-    ``skipped``: by switch, why it is left out.
-    """
-
-    variants: tuple[Variant, ...]
-    base: Settings
-    skipped: Mapping[str, str]
-
-
-def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
-    """The configuration with some settings changed; a text becomes the enumeration that the setting has."""
-    for name, value in settings.items():
-        section_name, _, key = name.partition(".")
-        if not key:
-            config = replace(config, **{name: value})
-            continue
-        section = getattr(config, section_name)
-        kind = type(getattr(section, key))
-        typed = kind(value) if isinstance(value, str) and kind is not type(None) else value
-        config = replace(config, **{section_name: replace(section, **{key: typed})})
-    return config
-
-
-def plan(config: TrainConfig, only: Sequence[str] = (), switches: Sequence[Switch] = SWITCHES) -> Plan:
-    """The variants of a configuration. ``only`` names the switches to measure; none: all.
-
-    In the base every switch is off. One that can do nothing here, or that the trainer refuses, is skipped with the
-    reason. Raises UsageError for an unknown name, and where the base itself cannot be trained.
-    """
-    known = {switch.name: switch for switch in switches}
-    for name in only:
-        if name not in known:
-            raise UsageError(f"There is no switch {name!r}: choose among {', '.join(known)}.")
-    world = config.topology().world_size
-    config.validate(world)
-    skipped: dict[str, str] = {}
-    base, off = config, dict[str, Any]()
-    for switch in switches:
-        tried = with_settings(base, switch.off)
-        reason = switch.needs(config) or _refusal(tried, world)
-        if reason is None:
-            base, off = tried, {**off, **switch.off}
-        else:
-            skipped[switch.name] = reason
-    variants = [Variant(BASE, "every switch off", {}, base), Variant(CONTROL, "the base once more", {}, base)]
-    together: dict[str, Any] = {}
-    for switch in switches:
-        if switch.name in skipped or (only and switch.name not in only):
-            continue
-        on = switch.on(base)
-        reason = _refusal(with_settings(base, on), world)
-        if reason is not None:
-            skipped[switch.name] = reason
-            continue
-        variants.append(Variant(switch.name, switch.meaning, on, with_settings(base, on)))
-        if switch.is_for_speed and _refusal(with_settings(base, {**together, **on}), world) is None:
-            together.update(on)
-    if len(variants) > 3:
-        meaning = "all that are meant for speed"
-        variants.append(Variant(TOGETHER, meaning, together, with_settings(base, together)))
-    shown = {name: reason for name, reason in skipped.items() if not only or name in only}
-    return Plan(tuple(variants), off, shown)
-
-
-def _refusal(config: TrainConfig, world: int) -> str | None:
-    """Why the trainer would not run a configuration; None where it would."""
-    try:
-        config.validate(world)
-    except UsageError as error:
-        return str(error)
-    return None

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from ...profiler.errors import MegascopeError
 from ..comm import Channel
 from ..config import OnFailure, TrainConfig
-from ..data import Position
+from ..data.batches import Position
+from ..data.corpus import TEXT_KEY
 from ..finite import NotFiniteError, state_not_finite
 from ..optim import ShardedOptimizer
 from ..probe import Probe
@@ -33,9 +34,6 @@ from .state import HostCopy
 from .writing import ShardWriter, Written
 
 log = logging.getLogger(__name__)
-
-TEXT_KEY = "megascope/text"
-"""Where in the rendezvous store rank 0 leaves what `corpus.identity_of` says of the text."""
 
 
 class Checkpointer:

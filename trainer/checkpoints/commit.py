@@ -108,8 +108,10 @@ def check_model(path: Path, commit: Commit, config: ModelConfig) -> None:
 
 def check_text(path: Path, commit: Commit, text: Mapping[str, Any] | None, *, may_differ: bool) -> None:
     """Raise UsageError where the text is not the one that a checkpoint was trained on, or its tokens are others."""
-    before = commit.text
-    if before is None or text is None or before == text:
+    if commit.text is None or text is None:
+        return
+    before = {"sampling": "places", **commit.text}  # as it was before there was a choice
+    if before == text:
         return
     if before["tokenizer"] != text["tokenizer"]:
         raise UsageError(
@@ -117,11 +119,11 @@ def check_text(path: Path, commit: Commit, text: Mapping[str, Any] | None, *, ma
             "a token's number means something else: use the same text and data.tokenizer, or another checkpoint.folder."
         )
     if not may_differ:
-        sizes = [name for name in ("size_bytes", "eval_share") if before[name] != text[name]]
+        sizes = [name for name in ("size_bytes", "eval_share", "sampling") if before[name] != text[name]]
         different = ", ".join(f"{name} {before[name]}, now {text[name]}" for name in sizes) or "of the same size"
         raise UsageError(
             f"{path} was trained on another text ({different}): use the same with the "
-            "same data.limit_bytes and data.eval_share, or set checkpoint.other_text to go on with this one."
+            "same data.limit_bytes, data.eval_share and data.sampling, or set checkpoint.other_text to go on with this."
         )
 
 

@@ -101,7 +101,7 @@ def _export(folder: Path, step: int, out: Path, number_format: str | None, max_f
     files = (*names, *([INDEX] if len(groups) > 1 else []), "config.json")
     is_exact = written in (stored, "float64")
     tokenizer = (saved.commit.text or {}).get("tokenizer", "bytes")
-    lost = [] if tokenizer == "bytes" else ["the tokenizer, which is trained anew on the same text"]
+    lost = [] if tokenizer == "bytes" else ["the tokenizer, which training has of its text or token file"]
     return Exported(out, step, files, len(listed), total, written, is_exact, (*unmapped(model), *lost))
 
 

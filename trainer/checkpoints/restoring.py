@@ -16,7 +16,7 @@ from torch import Tensor
 from ...profiler.errors import MegascopeError, UsageError
 from ..comm import Channel
 from ..config import TrainConfig
-from ..data import Position
+from ..data.batches import Position
 from ..flat import Bucket
 from ..optim import ShardedOptimizer
 from ..probe import Probe

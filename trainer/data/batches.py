@@ -7,15 +7,11 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from ..profiler.errors import MegascopeError
-from .comm import Channel
-from .config import TrainConfig
-from .corpus import Tokens
-from .probe import Probe
-from .topology import Mesh
+from ...profiler.errors import MegascopeError
+from ..config import Sampling, TrainConfig
+from .shuffle import Words, shuffled, splitmix64
+from .token_files import Tokens
 
 
 class Split(IntEnum):
@@ -42,15 +38,6 @@ class Position:
         return self if batch == self.batch else Position(batch=batch, number=number, draw=self.draw_of(number))
 
 
-def splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix 64-bit numbers (Steele, Lea and Flood 2014): the same numbers everywhere, unlike a library's generator."""
-    with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
-
-
 def check_length(tokens: int, config: TrainConfig) -> None:
     """Raise MegascopeError where a text of so many tokens has a part that is shorter than one sequence."""
     needed = [Split.TRAIN, *([Split.EVAL] if config.train.eval_every else [])]
@@ -73,7 +60,9 @@ def _parts(tokens: int, config: TrainConfig) -> dict[Split, tuple[int, int]]:
 class Batches:
     """Draws sequences from a text. Its last ``eval_share`` is for evaluation, the rest for training.
 
-    Raises MegascopeError where a part is shorter than one sequence.
+    By epochs a part is cut into sequences, each of which comes once before one comes again, in an order of its own in
+    every epoch; evaluation, which draws the same ones every time, takes random places. Raises MegascopeError where a
+    part is shorter than one sequence.
     """
 
     def __init__(self, tokens: Tokens, config: TrainConfig) -> None:
@@ -81,62 +70,26 @@ class Batches:
         self._length = config.model.sequence + 1
         self._seed, self.position = config.train.seed, Position(batch=config.train.batch)
         self._whole = Position(batch=config.train.batch)
+        self._by_epochs = config.data.sampling is Sampling.EPOCHS
         check_length(len(tokens), config)
         self._parts = _parts(len(tokens), config)
 
     def rows(self, split: Split, number: int, first: int, last: int) -> npt.NDArray[np.int64]:
         """Sequences first to last - 1 of batch ``number``: [last - first, sequence + 1] token ids."""
-        low, high = self._parts[split]
         draw = (self.position if split is Split.TRAIN else self._whole).draw_of(number)
-        counter = np.arange(draw + first, draw + last, dtype=np.uint64)
-        stream = splitmix64(np.array([2 * self._seed + split], dtype=np.uint64))
-        starts = low + (splitmix64(counter ^ stream) % np.uint64(high - low - self._length + 1)).astype(np.int64)
+        draws = np.arange(draw + first, draw + last, dtype=np.uint64)
+        starts = self._starts(split, draws, by_epochs=self._by_epochs and split is Split.TRAIN)
         places = starts[:, np.newaxis] + np.arange(self._length)
         rows: npt.NDArray[np.int64] = self._tokens[places].astype(np.int64)
         return rows
 
-
-class Loader:
-    """Gives a rank its replica's part of a batch: one tensor-parallel rank reads, its group gets it by broadcast.
-
-    Only the first pipeline stage (inputs) and the last (targets) take part; on other ranks `load` returns None.
-    """
-
-    def __init__(self, config: TrainConfig, mesh: Mesh, tp: Channel, probe: Probe, batches: Batches | None) -> None:
-        self._mesh, self._tp, self._probe, self._batches = mesh, tp, probe, batches
-        self._sequences = config.train.batch // config.parallel.dp
-        self._length = config.model.sequence + 1
-        self.position = Position(batch=config.train.batch)
-
-    def go_on(self, number: int, position: Position) -> None:
-        """Continue at a checkpoint's position, with the batch of that number."""
-        self.position = position.going_on(number, self.position.batch)
-        if self._batches is not None:
-            self._batches.position = self.position
-
-    @staticmethod
-    def takes_part(mesh: Mesh) -> bool:
-        """Whether a rank needs data at all."""
-        return mesh.index("pp") in (0, mesh.size("pp") - 1)
-
-    @classmethod
-    def reads(cls, mesh: Mesh) -> bool:
-        """Whether a rank reads data itself."""
-        return cls.takes_part(mesh) and mesh.index("tp") == 0
-
-    def load(self, split: Split, number: int) -> Tensor | None:
-        """[sequences of this replica, sequence + 1] token ids, on the device."""
-        if not self.takes_part(self._mesh):
-            return None
-        device = self._tp.funnel.device
-        with self._probe.span("data"):
-            if self._batches is not None:
-                with self._probe.span("data_read"):
-                    first = self._mesh.index("dp") * self._sequences
-                    rows = self._batches.rows(split, number, first, first + self._sequences)
-                batch = torch.from_numpy(rows).to(device)
-            else:
-                batch = torch.empty((self._sequences, self._length), dtype=torch.int64, device=device)
-            if self._tp.size > 1:
-                self._tp.broadcast(batch)
-        return batch
+    def _starts(self, split: Split, draws: Words, *, by_epochs: bool) -> npt.NDArray[np.int64]:
+        """Where the sequences of some draws begin. Neighbours share a token: the one's last target."""
+        low, high = self._parts[split]
+        stream = splitmix64(np.array([2 * self._seed + split], dtype=np.uint64))
+        if not by_epochs:
+            return low + (splitmix64(draws ^ stream) % np.uint64(high - low - self._length + 1)).astype(np.int64)
+        sequence = self._length - 1
+        count = (high - low - 1) // sequence
+        epochs, places = np.divmod(draws, np.uint64(count))
+        return low + sequence * shuffled(places, splitmix64(epochs ^ stream), count).astype(np.int64)

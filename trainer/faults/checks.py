@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from ..config import TrainConfig
 
 BEFORE_STEPS = frozenset(
-    {"setup", "checkpoint_load", "checkpoint_find", "checkpoint_read", "checkpoint_share", "checkpoint_gather"}
+    {"setup", "setup_groups", "setup_weights", "setup_text", "setup_tokenizer", "setup_tokens"}
+    | {"checkpoint_load", "checkpoint_find", "checkpoint_read", "checkpoint_share", "checkpoint_gather"}
 )
 """Segments that end before the first step; faults act in steps."""
 
@@ -59,6 +60,10 @@ def _problems(fault: Fault, config: TrainConfig) -> Iterator[str]:
         if destination not in peers:
             known = f"use one of {', '.join(map(str, peers))}" if peers else "it sends to no rank"
             yield f"names a link from {source} to {destination}, over which nothing is sent: from {source} {known}."
+    if fault.kind is FaultKind.SLOW_NIC:
+        peers = [peer for rank in fault.ranks for peer in receivers(config.topology(), config.parallel.chunks, rank)]
+        if set(peers) <= set(fault.ranks):
+            yield "names ranks that send to no others: name the ranks of one host of several."
     if problem := _of_layout(fault, config):
         yield problem
 
@@ -94,11 +99,19 @@ def known_segments(kind: FaultKind, config: TrainConfig) -> list[str]:
         return list(SENDS) if config.topology().size("pp") > 1 else []
     if kind in ALTERING | {FaultKind.SKIP_COLLECTIVE}:
         topology = config.topology()
-        collectives = COLLECTIVES if config.parallel.pod <= 1 else {**COLLECTIVES, "dp": IN_PODS}
+        collectives = {**COLLECTIVES, "dp": _of_replicas(config)}
         names = [name for axis, names in collectives.items() if topology.size(axis) > 1 for name in names]
         return names + list(WORLD_COLLECTIVES if topology.world_size > 1 else ())
     hidden = BEFORE_STEPS | (BESIDE_TRAINING if kind is FaultKind.SLOW else frozenset())
     return [name for name in KINDS if name not in hidden]
+
+
+def _of_replicas(config: TrainConfig) -> tuple[str, ...]:
+    """Collectives over dp; where hosts decide on pods, those of both."""
+    pod = config.parallel.pod
+    if isinstance(pod, str):
+        return COLLECTIVES["dp"] + IN_PODS
+    return IN_PODS if 1 < pod < config.parallel.dp else COLLECTIVES["dp"]
 
 
 def receivers(topology: Topology, chunks: int, rank: int) -> list[int]:

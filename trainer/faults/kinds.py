@@ -14,6 +14,7 @@ class FaultKind(StrEnum):
 
     SLOW = "slow"
     SLOW_LINK = "slow-link"
+    SLOW_NIC = "slow-nic"
     STOP = "stop"
     FREEZE = "freeze"
     HOLD_GIL = "hold-gil"
@@ -32,6 +33,9 @@ class FaultKind(StrEnum):
     SKIP_SEND = "skip-send"
     REPEAT_STEP = "repeat-step"
 
+
+LATE = frozenset({FaultKind.SLOW_LINK, FaultKind.SLOW_NIC})
+"""Kinds that delay what goes between ranks."""
 
 ENDING = frozenset({FaultKind.KILL, FaultKind.KILL_HOST})
 """Kinds after which the rank records nothing more."""
@@ -53,6 +57,7 @@ _IN = {"rank", "segment", "step"}
 REQUIRED = {
     FaultKind.SLOW: {"rank", "factor"},
     FaultKind.SLOW_LINK: {"link", "delay_ms"},
+    FaultKind.SLOW_NIC: {"rank", "delay_ms"},
     FaultKind.STOP: _IN,
     FaultKind.FREEZE: _AT,
     FaultKind.HOLD_GIL: _AT,
@@ -74,6 +79,7 @@ REQUIRED = {
 OPTIONAL: dict[FaultKind, set[str]] = {
     FaultKind.SLOW: {"segment", "from", "to"},
     FaultKind.SLOW_LINK: {"from", "to"},
+    FaultKind.SLOW_NIC: {"from", "to"},
     **{kind: {"segment"} for kind in ACTS - {FaultKind.STOP}},
 }
 
@@ -106,6 +112,7 @@ def parse_fault(text: str) -> Fault:
     """Parse ``KIND key=value ...``; several ranks or segments are joined by commas.
 
     slow rank=5 factor=1.5 [segment=forward,backward] [from=20] [to=100]; slow-link link=1>5 delay_ms=20 [from=] [to=];
+    slow-nic rank=2,3 delay_ms=20 [from=] [to=] (the ranks of its host: what goes between them is not delayed);
     stop, freeze, hold-gil, raise, out-of-memory, kill, kill-host rank=3 step=12 segment=forward (only stop must have a
     segment);
     skip-collective, wrong-collective, wrong-size, wrong-dtype rank=3 step=12 segment=dp_all_gather;

@@ -6,6 +6,11 @@ from ...profiler.vocabulary import SegmentKind
 
 KINDS = {
     "setup": SegmentKind.INIT,
+    "setup_groups": SegmentKind.INIT,
+    "setup_weights": SegmentKind.INIT,
+    "setup_text": SegmentKind.INIT,
+    "setup_tokenizer": SegmentKind.INIT,
+    "setup_tokens": SegmentKind.INIT,
     "data": SegmentKind.DATA,
     "data_read": SegmentKind.DATA,
     "forward": SegmentKind.COMPUTE,

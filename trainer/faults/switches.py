@@ -10,7 +10,7 @@ from typing import Any
 from ...profiler.null import NullRecorder
 from ...profiler.recorder import Recorder
 from .acts import act
-from .kinds import ACTS, ALTERING, ENDING, SKIPPING, Fault, FaultKind, parse_fault
+from .kinds import ACTS, ALTERING, ENDING, LATE, SKIPPING, Fault, FaultKind, parse_fault
 
 SMALLEST_SLEEP_NS = 1_000_000
 """Shorter sleeps overshoot by a good part of themselves; what is owed is carried on instead."""
@@ -31,7 +31,8 @@ class FaultSwitches:
         self, faults: Sequence[Fault], rank: int, recorder: Recorder | NullRecorder, *, attempt: int = 0
     ) -> None:
         faults = [fault for fault in faults if fault.attempt in (None, attempt)]
-        self._faults = [fault for fault in faults if rank in (fault.link[:1] if fault.link else fault.ranks)]
+        self._faults = [fault for fault in faults if _carries(fault, rank)]
+        self._rank = rank
         self.active = bool(self._faults)
         self._recorder = recorder
         self._step = -1
@@ -129,19 +130,29 @@ class FaultSwitches:
         return bool(acting)
 
     def slows_link(self, ranks: Sequence[int]) -> bool:
-        """Whether a slow link that this rank sends on joins two of the given ranks."""
-        return any(fault.link is not None and set(fault.link) <= set(ranks) for fault in self._faults)
+        """Whether a slow link, or a slow network card, lies between some of the given ranks, of which this is one."""
+        return any(fault.kind in LATE and _lies_between(fault, ranks) for fault in self._faults)
 
     def link_delay_s(self, ranks: Sequence[int], destination: int | None) -> float:
-        """Delay of an operation that begins now; a point-to-point one is held back only in the link's direction."""
+        """Delay of an operation that begins now; a point-to-point one is held back where it is sent.
+
+        ``destination`` is None for a collective, and this rank itself for what it receives.
+        """
         delay_s = 0.0
-        for fault in self._acting(FaultKind.SLOW_LINK):
-            assert fault.link is not None
+        for fault in self._acting(*LATE):
             assert fault.delay_ms is not None
-            if set(fault.link) <= set(ranks) and destination in (None, fault.link[1]):
+            if not _lies_between(fault, ranks) or not self._holds_back(fault, destination):
+                continue
+            if self._rank in fault.ranks:
                 self._note(fault)
-                delay_s += fault.delay_ms / 1000
+            delay_s += fault.delay_ms / 1000
         return delay_s
+
+    def _holds_back(self, fault: Fault, destination: int | None) -> bool:
+        if fault.link is not None:
+            return destination in (None, fault.link[1])
+        is_own = self._rank in fault.ranks
+        return is_own if destination is None else is_own != (destination in fault.ranks)
 
     def _settle(self, smallest_ns: int) -> None:
         """Sleep (factor - 1) x the rank's own busy time, less what earlier sleeps overshot, in this segment or before.
@@ -183,6 +194,19 @@ class FaultSwitches:
             if fault.text in self._acted and fault.text not in self._ended:
                 self._ended.add(fault.text)
                 self._recorder.fault(as_row(fault, self._acted[fault.text], time.monotonic_ns()))
+
+
+def _carries(fault: Fault, rank: int) -> bool:
+    """Whether a rank does something for a fault: what is sent to a slow card is held back by whoever sends it."""
+    if fault.kind is FaultKind.SLOW_NIC:
+        return True
+    return rank in (fault.link[:1] if fault.link else fault.ranks)
+
+
+def _lies_between(fault: Fault, ranks: Sequence[int]) -> bool:
+    if fault.link is not None:
+        return set(fault.link) <= set(ranks)
+    return not set(ranks).isdisjoint(fault.ranks) and not set(ranks) <= set(fault.ranks)
 
 
 def as_row(fault: Fault, first_ns: int, last_ns: int | None) -> dict[str, Any]:

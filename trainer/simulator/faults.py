@@ -150,9 +150,8 @@ _OTHER_HANG_KEYS: Mapping[FaultKind, tuple[set[str], set[str]]] = {
     FaultKind.CRAWLING: ({"rank", "step", "factor"}, set()),
     FaultKind.LONG_PHASE: ({"rank", "step", "segment", "delay_ms"}, set()),
 }
-_NEEDS_A_PLACE = frozenset(
-    {FaultKind.DEGRADED_NIC, FaultKind.DATA_STALL, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, FaultKind.DEAD}
-)
+_NEEDS_A_PLACE = frozenset({FaultKind.DEGRADED_NIC, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, FaultKind.DEAD})
+_ONE_PLACE = _NEEDS_A_PLACE | {FaultKind.DATA_STALL}
 _WORDS: Mapping[str, tuple[str, ...]] = {"state": STATES, "differs": (TYPE, SIZE)}
 
 
@@ -161,7 +160,8 @@ def parse_fault(text: str) -> Fault:
 
     slow-gpu:rank=5:factor=1.3[:segment=backward][:steps=20-]; throttling:rank=5:factor=1.4:period=10[:duty=0.5];
     slow-host:host=2:factor=1.2; degraded-nic:rank=5 (or host=2) [:bandwidth=0.1]; gc-drift:growth_ms=40[:rank=..]
-    [:every=5]; data-stall:rank=5:delay_ms=300[:every=4]; storage-stall:host=2:delay_ms=2000[:every=10];
+    [:every=5]; data-stall:delay_ms=300[:rank=5][:every=4] (of all ranks that load, if none is named);
+    storage-stall:host=2:delay_ms=2000[:every=10];
     uneven-sequences:spread=0.3; uneven-stages:stage=3:factor=1.2; lost-heartbeats:host=2[:steps=20-40]; and of hangs
     host-stuck:rank=5:step=12[:segment=data][:microbatch=3][:state=stopped], mismatch:rank=5:step=12[:differs=size],
     dead:host=2:step=12, and each other kind of HANG_KINDS with rank and step; and of what only looks like a hang
@@ -176,7 +176,8 @@ def parse_fault(text: str) -> Fault:
     values = _read_pairs(text, kind, pairs, required | optional)
     if missing := sorted(required - values.keys()):
         raise UsageError(f"The fault {text!r} lacks {', '.join(missing)}: add it as key=value.")
-    if kind in _NEEDS_A_PLACE and len(_RANK_OR_HOST & values.keys()) != 1:
+    places = len(_RANK_OR_HOST & values.keys())
+    if (kind in _NEEDS_A_PLACE and places != 1) or (kind in _ONE_PLACE and places > 1):
         raise UsageError(f"The fault {text!r} must say where it is: add either rank=NUMBER or host=NUMBER.")
     fault = _from_values(text, kind, values)
     if problem := _senseless(fault):

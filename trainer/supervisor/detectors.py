@@ -10,49 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ...collectors.hardware.metrics import ECC_ERRORS
 from ...collectors.hardware.xids import Blame, explain, tell
 from .signs import Beat, Detector, DeviceReading, Sign, StepRecord
+from .thresholds import THRESHOLDS, Thresholds
 
 ECC_METRIC, XID_METRIC = ECC_ERRORS.name, "xid"
 """Names in table ``health``: a counter, and the number of an Xid event of the NVIDIA driver."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """When a detector speaks."""
-
-    heartbeat_s: float = 15.0
-    "Age of a rank's newest heartbeat beside the newest of all."
-    slow_factor: float = 1.5
-    "A rank's step time over the median of all ranks, ..."
-    slow_steps: int = 3
-    "... for so many steps in a row; also for `baseline_factor`."
-    baseline_steps: int = 20
-    "Steps of the rolling baseline, of which at least half must be there."
-    baseline_factor: float = 1.5
-    "The job's step time over the baseline's median, ..."
-    baseline_sigmas: float = 4.0
-    "... and at so many robust standard deviations (1.4826 times the median absolute deviation) from it."
-    throughput_steps: int = 10
-    "Steps over which throughput is taken, ..."
-    throughput_share: float = 0.7
-    "... and its share of the best such stretch so far, below which it has declined."
-    grad_factor: float = 3.0
-    "Gradient norm over its running mean."
-    grad_steps: int = 20
-    "Steps of that mean, of which at least half must be there."
-    loss_steps: int = 10
-    "Steps whose median loss is held against the lowest such median so far, ..."
-    loss_rise: float = 0.5
-    "... in natural-log units per token: so much above it is a divergence."
-    storage_s: float = 60.0
-    "Age of an operation on storage that is in flight."
-
-
-THRESHOLDS = Thresholds()
 
 
 def missed_heartbeats(beats: Sequence[Beat], limits: Thresholds = THRESHOLDS) -> list[Sign]:

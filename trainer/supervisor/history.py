@@ -53,10 +53,21 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Restarts and fences in the order in which they were made; ``skipped``: batches passed over.
+class RollBack:
+    """One return to the checkpoint of step ``to``, when (UTC, s), and the batches ``first`` to ``last`` passed over."""
 
-    ``next_attempt``: the number of the first attempt that was not started.
+    moment_s: float
+    to: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Restarts and fences in the order in which they were made; ``skipped``: batches passed over one by one.
+
+    ``next_attempt``: the number of the first attempt that was not started. ``began_s``: when the first supervisor of
+    the run began (UTC); None before.
     """
 
     restarts: tuple[Restart, ...] = ()
@@ -64,6 +75,14 @@ class History:
     skipped: tuple[int, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
     next_attempt: int = 0
+    began_s: float | None = None
+    roll_backs: tuple[RollBack, ...] = ()
+
+    @property
+    def passed_over(self) -> tuple[int, ...]:
+        """All batches that the ranks have to pass over."""
+        back = (batch for one in self.roll_backs for batch in range(one.first, one.last + 1))
+        return tuple(sorted({*self.skipped, *back}))
 
     def restarts_since(self, moment_s: float) -> list[Restart]:
         """Restarts decided at or after a moment."""
@@ -177,6 +196,8 @@ def load_history(path: Path) -> History:
             tuple(int(step) for step in value["skipped"]),
             tuple(Suspicion(**one) for one in value["suspicions"]),
             int(value.get("next_attempt", 0)),
+            None if value.get("began_s") is None else float(value["began_s"]),
+            tuple(RollBack(**one) for one in value.get("roll_backs", ())),
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise MegascopeError(

@@ -10,8 +10,8 @@ from pathlib import Path
 from ...profiler.errors import UsageError
 from ..checkpoints.files import committed_steps
 from ..config import TrainConfig
-from .detectors import Thresholds
 from .limits import Limits
+from .thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,13 @@ class Limits:
     max_skips: int = 3
     "Batches passed over in the whole run; then the run stops."
 
+    roll_back: bool = False
+    "Go back to the checkpoint from before the loss began to diverge, and pass over the batches since."
+    max_roll_backs: int = 2
+    "Times that is done in the whole run; later divergences are told only."
+    most_steps_back: int = 1000
+    "Steps that are gone back at most; where the checkpoint lies further back, the divergence is told only."
+
     def __post_init__(self) -> None:
         """Raise UsageError for a limit that makes no sense."""
         for field in fields(self):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ...profiler.agent_process import HostAgent
 from ...profiler.errors import MegascopeError
+from ...profiler.exits import notes_on
 from ...profiler.host import host_name
 from ...profiler.opening import default_spool
 from ..children import Children
@@ -125,6 +126,7 @@ class NodeAgent:
             return
         start = self._start = Start.of(message)
         self._kill_at = None
+        self._ranks.note_in(notes_on(default_spool(start.store), start.run, start.attempt))
         remove_control(start.control)
         if self._collector is None:
             self._collector = HostAgent(default_spool(start.store), start.store)

@@ -5,19 +5,22 @@ Every look reads only what has come since the one before, so that it costs the s
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...collectors.goodput import Goodput, run_goodput
 from ...collectors.reading.store import Attempt, Store
 from ...profiler.errors import MegascopeError, UsageError
 from .detectors import ECC_METRIC, XID_METRIC
-from .goodput import StepSpan
 from .signs import Beat, DeviceReading, StepRecord
 from .steps_seen import NEW_STEPS, StepsSeen
 from .tail import Tail
+
+log = logging.getLogger(__name__)
 
 MOST_STEPS = 400
 """Steps that are kept for the detectors."""
@@ -189,18 +192,16 @@ class Observer:
         behind = {one.host: self._behind_ns.get(one.host, 0) for one in self._readings}
         self.seen.readings = [replace(one, moment_ns=one.moment_ns + behind[one.host]) for one in self._readings]
 
-    def executions(self, first_attempt: int = 0) -> list[StepSpan]:
-        """Every execution of every step of the run, from an attempt on: the median duration over ranks."""
+    def goodput(self, began_ns: int, until_ns: int) -> Goodput | None:
+        """Goodput of the run, over all its attempts; None where no step was completed, or the store cannot be read."""
         if self._store is None:
-            return []
-        self._store.refresh()
-        sql = (
-            "SELECT attempt, step, median(duration_ns) / 1e9 AS duration_s FROM steps_all "
-            "WHERE run = ? AND attempt >= ? AND duration_ns IS NOT NULL GROUP BY attempt, step "
-            "HAVING count(loss) > 0 OR count(grad_norm) > 0"  # a step that was broken off has neither
-        )
-        rows = self._store.query(sql, [self._run, first_attempt]).to_pylist()
-        return [StepSpan(int(row["attempt"]), int(row["step"]), float(row["duration_s"])) for row in rows]
+            return None
+        try:
+            self._store.refresh()
+            return run_goodput(self._store, self._run, began_ns, until_ns)
+        except (OSError, MegascopeError) as error:
+            log.warning("The goodput cannot be told (%s).", error)
+            return None
 
     def close(self) -> None:
         """Give the store free."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ..skipping import batch_of
-from .history import Fence, History, Restart, Suspicion
+from .history import Fence, History, Restart, RollBack, Suspicion
 from .limits import Limits
 
 
@@ -23,6 +23,7 @@ class Trigger(StrEnum):
     DEVICE_ERROR = "device-error"
     NOT_FINITE = "not-finite"
     STORAGE = "storage"
+    DIVERGED = "diverged"
     ASKED = "asked"
 
 
@@ -36,6 +37,7 @@ class Action(StrEnum):
     RESTART = "restart"
     REPLACE = "replace"
     CHECKPOINT_AND_REPLACE = "checkpoint-and-replace"
+    ROLL_BACK = "roll-back"
     WATCH = "watch"
     STOP = "stop"
 
@@ -58,7 +60,7 @@ class Accused:
 class Case:
     """One incident as it stands once it is diagnosed. ``step``: the last completed one, None before the first.
 
-    ``skip``: batches that the configuration passes over.
+    ``skip``: batches that the configuration passes over. ``back``: where to go back to from a loss that diverges.
     """
 
     trigger: Trigger
@@ -68,6 +70,7 @@ class Case:
     lost: frozenset[str] = frozenset()
     spares: int = 0
     skip: tuple[int, ...] = ()
+    back: RollBack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Decision:
     fence: tuple[str, ...] = ()
     wait_s: float = 0.0
     skip_batch: int | None = None
+    back: RollBack | None = None
 
 
 def decide(case: Case, history: History, limits: Limits) -> Decision:
@@ -100,6 +104,8 @@ def decide(case: Case, history: History, limits: Limits) -> Decision:
         return Decision(Action.STOP, "The ranks refuse the configuration or what it points at: correct it.")
     if case.trigger in PLANNED and not case.lost:
         return _planned(case, history, limits)
+    if case.trigger is Trigger.DIVERGED and not case.lost:
+        return _diverged(case, history, limits)
     if case.trigger is Trigger.NOT_FINITE and not limits.skip_data:
         return Decision(
             Action.STOP,
@@ -120,7 +126,9 @@ def applied(decision: Decision, case: Case, history: History) -> History:
             history = history.with_suspicion(Suspicion(best.host, case.moment_s, best.confidence, case.step))
     if decision.action is Action.STOP:
         return history
-    planned = decision.action is Action.CHECKPOINT_AND_REPLACE
+    planned = decision.action in (Action.CHECKPOINT_AND_REPLACE, Action.ROLL_BACK)
+    if decision.back is not None:
+        history = replace(history, roll_backs=(*history.roll_backs, decision.back))
     restart = Restart(case.moment_s, case.step, planned, case.trigger is Trigger.STORAGE)
     return history.with_restart(restart, decision.skip_batch)
 
@@ -140,6 +148,28 @@ def _planned(case: Case, history: History, limits: Limits) -> Decision:
     )
 
 
+def _diverged(case: Case, history: History, limits: Limits) -> Decision:
+    if not limits.roll_back:
+        return Decision(Action.WATCH, "The loss diverges: going back to an earlier checkpoint is not allowed.")
+    if case.back is None:
+        return Decision(Action.WATCH, "The loss diverges, and no checkpoint from before is near enough to go back to.")
+    if len(history.roll_backs) >= limits.max_roll_backs:
+        return Decision(
+            Action.WATCH,
+            f"The loss diverges again after {len(history.roll_backs)} returns to earlier checkpoints: another batch "
+            "does not help.",
+        )
+    if len(history.restarts_since(case.moment_s - limits.window_s)) >= limits.max_restarts:
+        return Decision(Action.WATCH, "The loss diverges, and no restart is left in the budget.")
+    back = case.back
+    return Decision(
+        Action.ROLL_BACK,
+        f"The loss diverges: back to the checkpoint of step {back.to}, and batches {back.first} to {back.last} are "
+        "passed over.",
+        back=back,
+    )
+
+
 def _after_failure(case: Case, history: History, limits: Limits) -> Decision:
     recent = history.restarts_since(case.moment_s - limits.window_s)
     if len(recent) >= limits.max_restarts:
@@ -154,7 +184,7 @@ def _after_failure(case: Case, history: History, limits: Limits) -> Decision:
             return Decision(
                 Action.STOP, f"The job failed {repeated} times in a row in step {failing}: a restart does not help."
             )
-        skip_batch = batch_of(failing, {*case.skip, *history.skipped})
+        skip_batch = batch_of(failing, {*case.skip, *history.passed_over})
     fence, doubt = _to_fence([one for one in case.accused if one.host not in case.lost], limits)
     needed = len(fence) + len(case.lost)
     if needed > case.spares and fence and not case.lost and _all_passed(case.accused, fence):

@@ -18,7 +18,7 @@ def as_json(run: str, outcome: Outcome) -> dict[str, Any]:
         "attempts": outcome.attempts,
         "restarts": len(outcome.history.restarts),
         "fenced": [one.host for one in outcome.history.fences],
-        "skipped_batches": list(outcome.history.skipped),
+        "skipped_batches": list(outcome.history.passed_over),
         "incidents": [_incident(record) for record in outcome.records],
         "goodput": None if outcome.goodput is None else outcome.goodput.as_json(),
     }

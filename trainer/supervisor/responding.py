@@ -6,6 +6,8 @@ import contextlib
 import time
 from dataclasses import replace
 
+from ..checkpoints.files import set_aside
+from .alarming import alarm_of_decision
 from .attempt import AttemptState
 from .diagnosis import accused_of, ask_hang, check_hosts, end_ranks, refine
 from .journal import RECOVERY, Record
@@ -43,7 +45,7 @@ class Response:
             if not all(self._state.is_still(host) for host in self._state.hosts):
                 self._end_ranks()
         case = self._shared.case(self._trigger, accused, self._state)
-        decision = decide(case, self._shared.history, self._shared.job.limits)
+        decision = self._made_way(decide(case, self._shared.history, self._shared.job.limits))
         self._act(case, decision)
         return decision
 
@@ -75,7 +77,7 @@ class Response:
 
     def _diagnose(self) -> tuple[Accused, ...]:
         shared, state, record = self._shared, self._state, self._record
-        if self._trigger is Trigger.REFUSED:
+        if self._trigger in (Trigger.REFUSED, Trigger.DIVERGED):
             return ()
         if self._trigger is Trigger.HOST_LOST:
             return self._host_is_lost()
@@ -153,10 +155,25 @@ class Response:
                 shared.say(f"{one.host} {'passes' if one.passed_check else 'fails'} its self-check")
         return accused
 
+    def _made_way(self, decision: Decision) -> Decision:
+        """Set the checkpoints aside that are not to be resumed from; where that fails, the run has to stop."""
+        job, back = self._shared.job, decision.back
+        if back is None or job.checkpoints is None:
+            return decision
+        try:
+            moved = set_aside(job.checkpoints, back.to)
+        except OSError as error:
+            reason = f"The loss diverges, and the checkpoints after step {back.to} cannot be set aside ({error})."
+            return Decision(Action.STOP, reason)
+        batches = [back.first, back.last]
+        self._record.note("rolled-back", to=back.to, batches=batches, set_aside=[path.name for path in moved])
+        return decision
+
     def _act(self, case: Case, decision: Decision) -> None:
         shared, record, number = self._shared, self._record, self._state.number
         record.note("decided", decision=str(decision.action), why=decision.reason, wait_s=decision.wait_s)
         shared.say(f"{decision.action}: {decision.reason}")
+        alarm_of_decision(shared.alarms, shared.job.run, record, case, decision)
         history = applied(decision, replace(case, step=record.step), shared.history)
         for host in decision.fence:
             shared.hub.ban(host)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...collectors.alarms.teller import Teller
 from .attempt import AttemptState
 from .fencing import spares_of
 from .history import History, save_history
@@ -17,6 +18,7 @@ from .journal import Journal
 from .observing import Observer
 from .policy import Accused, Case, Trigger
 from .recovery import Recovery
+from .rolling_back import way_back
 
 Say = Callable[[str], None]
 
@@ -43,6 +45,7 @@ class Shared:
     journal: Journal
     observer: Observer
     recovery: Recovery
+    alarms: Teller
     hosts: tuple[str, ...] = ()
     withheld: dict[str, Node] = field(default_factory=dict)
     may_leave: bool = False
@@ -92,6 +95,7 @@ class Shared:
 
     def case(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState) -> Case:
         """An incident as it stands now."""
+        may_go_back = trigger is Trigger.DIVERGED and self.job.limits.roll_back
         return Case(
             trigger=trigger,
             moment_s=time.time(),
@@ -100,6 +104,7 @@ class Shared:
             lost=frozenset(state.lost),
             spares=len(self.spares()),
             skip=self.job.skip,
+            back=way_back(self.job, self.observer.seen, self.history) if may_go_back else None,
         )
 
     def keep(self, history: History) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
+from ...collectors.alarms.teller import Teller as AlarmTeller
+from ...collectors.goodput import Goodput
+from .alarming import alarm_of_stop
 from .attempt import AttemptState
 from .diagnosis import end_ranks
-from .goodput import Goodput, goodput_of
 from .history import History, first_attempt, load_history, run_folder
 from .hub import Hub, Node
+from .inquiring import Judged
 from .job import Job
 from .journal import SIGN, Journal, Record
 from .lease import Lease, LeaseLostError
@@ -55,7 +58,8 @@ class Supervisor:
         path = run_folder(job.store, job.run) / "history.json"
         journal, observer = Journal(job.store, job.run), Observer(job.store, job.run)
         history, recovery = load_history(path), Recovery(journal)
-        self.shared = Shared(job, hub, say, self._turn, path, history, journal, observer, recovery)
+        alarms = AlarmTeller(job.store)
+        self.shared = Shared(job, hub, say, self._turn, path, history, journal, observer, recovery, alarms)
         self.hub.banned |= history.fenced
         self.state: AttemptState | None = None
         self._next, self._attempts = first_attempt(job.store, job.run, history, unused), 0
@@ -95,7 +99,8 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Keep the job going until it has finished, or a decision stops it."""
-        began, shared = time.monotonic(), self.shared
+        shared = self.shared
+        shared.history = replace(shared.history, began_s=shared.history.began_s or time.time())
         try:
             with pinging(self.hub.ping, self._is_sure):
                 outcome = self._run_leased()
@@ -103,9 +108,9 @@ class Supervisor:
             for node in self.hub.nodes.values():
                 node.tell({"do": "end"})
             shared.journal.close()
+            shared.alarms.close()
         shared.observer.look()
-        spans = shared.observer.executions(self._next - self._attempts)  # those before had a supervisor of their own
-        outcome.goodput = goodput_of(spans, time.monotonic() - began)
+        outcome.goodput = shared.observer.goodput(int(1e9 * (self.history.began_s or 0.0)), time.time_ns())
         shared.observer.close()
         return outcome
 
@@ -155,6 +160,8 @@ class Supervisor:
 
     def _stopped(self, reason: str) -> Outcome:
         self.shared.recovery.give_up(reason)
+        if not self._is_asked:  # whoever asked for it knows
+            alarm_of_stop(self.shared.alarms, self.job.run, max(self._next - 1, 0), reason)
         return self._outcome(False, reason)
 
     def _outcome(self, finished: bool, reason: str) -> Outcome:
@@ -178,7 +185,7 @@ class Supervisor:
         spares = shared.spares()
         waiting = f"; {', '.join(spares)} in reserve" if spares else ""
         self._say(f"attempt {state.number} starts on {', '.join(state.hosts)}{waiting}")
-        start_attempt(self.job, self.hub, state, self.history.skipped, self.turn)
+        start_attempt(self.job, self.hub, state, self.history.passed_over, self.turn)
         return state
 
     def _watch(self, state: AttemptState) -> Alert:
@@ -191,18 +198,22 @@ class Supervisor:
             Teller(self._tell_sign).hear,
             self._progress,
             lambda: self._is_asked,
+            self._note_verdict,
         ).watch()
 
     def _is_worth(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState) -> bool:
         """Whether anything would be done about hosts that are accused while the job trains."""
         last = stopped_by(self.job, self.shared.observer.seen)
         in_time = last is not None and last < self.job.steps
+        if trigger is not Trigger.DIVERGED and not in_time:
+            return False
         case = self.shared.case(trigger, accused, state)
-        return in_time and decide(case, self.history, self.job.limits).action is not Action.WATCH
+        return decide(case, self.history, self.job.limits).action is not Action.WATCH
 
     def _progress(self) -> None:
         """After a look: whether a recovery is over, and whether the store can be read."""
         observer = self.shared.observer
+        self.shared.alarms.poll()
         caught_up = self.shared.recovery.look(observer.seen)
         if caught_up is not None:
             times = ", ".join(f"{name.removesuffix('_s')} {value:g} s" for name, value in caught_up.times.items())
@@ -222,6 +233,20 @@ class Supervisor:
         record = journal.open(number, f"{SIGN}{sign.detector}", last_ns, sign.step)
         record.note("sign", sentence=sign.sentence, threshold=sign.threshold, ranks=list(sign.ranks))
         record.closed_ns = record.noticed_ns
+        journal.write(number)
+
+    def _note_verdict(self, judged: Judged) -> None:
+        """What `megascope hang` says of a sign, beside the sign; a sign that is told no more has no place for it."""
+        number, journal, answer = self._next - 1, self.shared.journal, judged.answer
+        kind = f"{SIGN}{judged.sign.detector}"
+        record = next((one for one in reversed(journal.records) if (one.attempt, one.kind) == (number, kind)), None)
+        if record is None:
+            return
+        if answer.verdict is None:
+            record.note("not-diagnosed", problem=answer.problem, took_s=round(answer.took_s, 2))
+        else:
+            record.verdict = answer.verdict
+            record.note("asked-hang", verdict=answer.verdict["verdict"], took_s=round(answer.took_s, 2))
         journal.write(number)
 
     def _respond(self, state: AttemptState, alert: Alert) -> Decision | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...collectors.incidents.question import Question
 from .accusing import accused_by_stragglers, network_signs
 from .attempt import AttemptState
 from .detectors import accuses, device_errors, signs_of
+from .inquiring import HangInquiry, Judged
 from .job import Job
 from .observing import Observer
 from .policy import Accused, Trigger
@@ -22,6 +23,9 @@ SLOWNESS = frozenset({Detector.SLOW_RANK, Detector.OFF_BASELINE, Detector.THROUG
 
 USAGE = 2
 """Exit code of a rank that cannot use what it was given."""
+
+LEAST_QUIET_S = 5.0
+"""A job that made a step later than that ago, or than three usual ones, is not taken for one that stands still."""
 
 STRAGGLER_STEPS = 50
 """Steps that the question is about: by turns those around the change, from so many before it on, and the newest ones.
@@ -46,7 +50,7 @@ class Watcher:
     """Watches one attempt. ``is_worth`` tells whether the policy would do anything about accused hosts.
 
     ``is_asked`` tells whether somebody wants it to end.
-    ``hear`` hears of all signs at every look.
+    ``hear`` hears of all signs at every look, ``judged`` of verdicts that were asked for because of them.
     """
 
     job: Job
@@ -57,6 +61,7 @@ class Watcher:
     hear: Callable[[Sequence[Sign]], None]
     progress: Callable[[], None]
     is_asked: Callable[[], bool] = lambda: False
+    judged: Callable[[Judged], None] = lambda _: None
     question: Question | None = None
     ask_at: float = 0.0
     signs: tuple[Sign, ...] = ()
@@ -66,6 +71,11 @@ class Watcher:
     place: tuple[int | None, ...] = ()
     quiet_since: float = 0.0
     looked_at: float = 0.0
+    inquiry: HangInquiry = field(init=False)
+
+    def __post_init__(self) -> None:
+        """One inquiry an attempt."""
+        self.inquiry = HangInquiry(self.job, self.state.number)
 
     def watch(self) -> Alert:
         """Watch until the attempt has ended, or something has to be done about it."""
@@ -88,6 +98,7 @@ class Watcher:
             if self.question is not None:
                 self.question.close()
                 self.question = None
+            self.inquiry.close()
 
     def _from_nodes(self) -> Alert | None:
         state = self.state
@@ -130,12 +141,26 @@ class Watcher:
                 return None
             problem = "" if self.observer.problem is None else f" (the store: {self.observer.problem})"
             return Alert(Trigger.NOT_STARTED, f"no step was made within {patience.start_s:g} s{problem}")
-        times = [step.duration_ns for step in seen.steps if step.duration_ns is not None]
-        usual_s = statistics.median(times) / 1e9 if times else 0.0
-        if quiet_s <= max(patience.stall_s, 20 * usual_s):
+        if quiet_s <= max(patience.stall_s, 20 * self._usual_s()):
             return None
         left = f", and {state.world_size - len(state.codes)} ranks do not end" if state.codes else ""
         return Alert(Trigger.STALLED, f"no step was made for {quiet_s:.0f} s{left}")
+
+    def _usual_s(self) -> float:
+        """The median step, in seconds; 0 before any."""
+        times = [step.duration_ns for step in self.observer.seen.steps if step.duration_ns is not None]
+        return statistics.median(times) / 1e9 if times else 0.0
+
+    def _from_inquiry(self) -> Alert | None:
+        """A job of which a sign says that something stands still, a verdict that it does, and that makes no step."""
+        found = self.inquiry.look(self.signs)
+        if found is None:
+            return None
+        self.judged(found)
+        quiet_s = self.looked_at - self.quiet_since
+        if not found.is_firm or self.observer.is_blind or quiet_s < max(LEAST_QUIET_S, 3 * self._usual_s()):
+            return None
+        return Alert(Trigger.STALLED, found.sign.sentence, signs=self.signs)
 
     def _from_signs(self) -> Alert | None:
         seen = self.observer.seen
@@ -148,6 +173,9 @@ class Watcher:
         if Detector.NOT_FINITE in found:
             sign = next(sign for sign in self.signs if sign.detector is Detector.NOT_FINITE)
             return Alert(Trigger.NOT_FINITE, sign.sentence, signs=self.signs)
+        if Detector.DIVERGENCE in found and self.is_worth(Trigger.DIVERGED, ()):
+            sign = next(sign for sign in self.signs if sign.detector is Detector.DIVERGENCE)
+            return Alert(Trigger.DIVERGED, sign.sentence, signs=self.signs)
         broken = device_errors([one for one in readings if accuses(one)], self.job.thresholds)
         if broken:
             by_host: dict[str, Accused] = {}
@@ -156,7 +184,7 @@ class Watcher:
             accused = tuple(by_host.values())
             if self.is_worth(Trigger.DEVICE_ERROR, accused):
                 return Alert(Trigger.DEVICE_ERROR, broken[0].sentence, accused, signs=self.signs)
-        return self._from_stragglers(bool(found & SLOWNESS))
+        return self._from_inquiry() or self._from_stragglers(bool(found & SLOWNESS))
 
     def _steps_to_ask_about(self) -> str:
         last = self.observer.seen.last_step or 0
