@@ -8,13 +8,10 @@ nothing before the first, cold visit.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +26,7 @@ from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
 
 from .pages_3d import measure_hang, write_hang_store
 from .pages_fleet import measure_fleet, write_fleet_store
+from .pages_server import server_process
 from .pages_timeline import LARGE, measure_timeline
 
 JOB = SyntheticJob(layout={"pp": 8, "dp": 8, "tp": 8}, steps=100, microbatches=12, slow=Slow(197, 1.3, 40))
@@ -44,12 +42,6 @@ ADDRESSES = {
 }
 WIDGETS = {"overview": "curves", "heatmap": "heatmap", "timeline": "timeline", "3d": "scene"}
 
-_SERVER = """
-import sys
-from megascope.dashboards.server import serve
-serve(sys.argv[1], port=0, on_open=lambda url: print(url, flush=True))
-"""
-
 # Redraws after moving the view: what a hand on the mouse wheel feels.
 _REDRAW = """async (kind) => {
     const widget = window.megascope.widget(kind), begun = performance.now();
@@ -62,17 +54,6 @@ _REDRAW = """async (kind) => {
     }
     return (performance.now() - begun) / 20;
 }"""
-
-
-@contextlib.contextmanager
-def server_process(store: Path) -> Iterator[str]:
-    """The address of a server in a process of its own."""
-    with subprocess.Popen([sys.executable, "-c", _SERVER, str(store)], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
 
 
 def measure(browser: Browser, url: str, name: str) -> dict[str, float]:

@@ -1,30 +1,40 @@
-"""The Heatmap of a fleet, for `benchmarks.pages`: rollups of 12,288 ranks x 1,000 steps, 100 windows of 10.
+"""The Heatmap of a fleet: `megascope simulate`'s rollups of 12,288 ranks x 1,000 steps, 100 windows of 10.
 
-Only one segment is stored, because the page reads no other. Three single windows of single ranks are slow: whether each
-still stands out is read off the canvas.
+All segments of the job, steps and heartbeats of all ranks, and spans of one pipeline are stored, as of a real fleet.
+Three single ranks are slow for a single window: whether each still stands out is read off the canvas. First paint
+counts from the navigation's start in a fresh browser; cold is the first visit of a server that has answered nothing.
+Part of `benchmarks.pages`; alone, it can be given a store that it wrote before (`--store`).
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from playwright.sync_api import Browser, Page
 
-from megascope.collectors.rollups.rollup import window_rows
-from megascope.collectors.tables.schemas import RANKS_PER_BLOCK, block_name
-from megascope.collectors.writing.writer import TableWriter
-from megascope.profiler.topology import Topology, segment_id
-from support.page_checks import visit, wait_judged, wait_painted
+from megascope.trainer.simulator.config import SimulationConfig, costs_of
+from megascope.trainer.simulator.faults import parse_fault
+from megascope.trainer.simulator.job import SimulatedJob
+from megascope.trainer.simulator.noise import load_noise
+from megascope.trainer.simulator.writing import Recording, simulate
 
-MESH = Topology.of(pp=8, dp=192, tp=8)
+from .machine import report
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.page_checks import chromium, visit, wait_judged, wait_painted
+
+from .pages_server import server_process
+
+LAYOUT = {"pp": 8, "dp": 192, "tp": 8}
 STEPS, WINDOW = 1000, 10
-PLANTED = ((17, 3), (6001, 50), (12287, 99))
-"""Ranks and windows that take 1.4 times as long."""
+PLANTED = ((17, 30), (6001, 500), (12287, 990))
+"""Ranks and the first steps of the windows in which they take 1.4 times as long."""
 
 _SETTLED = """async (changes) => {
     const begun = performance.now(), before = document.querySelector("[data-widget]").dataset.source;
@@ -46,67 +56,69 @@ _ZOOM = """async () => {
     return (performance.now() - begun) / 20;
 }"""
 
-_HOT = """(planted) => planted.filter(([rank, column]) => {
-    const { look, plot, rows, columns, binned, context } = window.megascope.widget("heatmap");
-    const x = plot.x + ((column + 0.5) * plot.width) / columns;
-    const y = plot.y + ((Math.floor((look.rowOf(rank) * binned.ny) / rows) + 0.5) * plot.height) / binned.ny;
-    const [red, , blue] = context.getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
+# From a zoom to 40 ranks by 20 columns around each place until their single cells are drawn; ms each.
+_TO_CELLS = """async (planted) => {
+    const widget = window.megascope.widget("heatmap"), took = [];
+    const frame = () => new Promise((next) => requestAnimationFrame(next));
+    for (const [rank, step] of planted) {
+        widget.setZoom(null);
+        await frame();
+        const begun = performance.now(), row = widget.rowOf(rank), column = widget.look.columnsIn(step, step)[0];
+        widget.setZoom({ r0: row - 20, r1: row + 20, c0: column - 10, c1: column + 10 });
+        while (widget.layer.bin.some((size) => size > 1)) {
+            if (performance.now() - begun > 60000) throw new Error("The single cells did not come");
+            await frame();
+        }
+        await frame();
+        took.push(performance.now() - begun);
+    }
+    widget.setZoom(null);
+    return took;
+}"""
+
+_HOT = """(planted) => planted.filter(([rank, step]) => {
+    const widget = window.megascope.widget("heatmap"), { ny, r0, r1 } = widget.binned, [high] = widget.layer.bin;
+    const bins = Math.round((r1 - r0) / high), bin = Math.floor(widget.rowOf(rank) / high);
+    const x = widget.xOf(widget.look.columnsIn(step, step)[0] + 0.5);
+    const y = widget.yOf(r0 + ((Math.floor((bin * ny) / bins) + 0.5) * (r1 - r0)) / ny);
+    const [red, , blue] = widget.context.getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
     return red - blue > 90;
 }).length"""
 
 
 def write_fleet_store(root: Path) -> None:
-    """One segment's rollups, each window as of one span, and the steps of one host."""
-    random = np.random.default_rng(1)
-    windows = STEPS // WINDOW
-    times = 40e6 * np.exp(random.normal(0, 0.01, (MESH.world_size, windows)))
-    for place in PLANTED:
-        times[place] *= 1.4
-    segment = segment_id("forward", "compute", None)
-    ranks = range(MESH.world_size)
-    places = [MESH.coordinates(rank) for rank in ranks]
-    axes = {axis: [place[axis] for place in places] for axis in MESH.names}
-    with TableWriter(root, "fleet") as writer:
-
-        def write(table: str, rows: Any, **more: Any) -> None:
-            writer.write(table, "fleet", 0, rows, **more)
-
-        run = {"layout": [json.dumps(dict(MESH.axes))], "world_size": [MESH.world_size], "start_ns": [0]}
-        write("runs", run | {"end_ns": [STEPS * 10**9], "exit_reason": ["finished"]})
-        write("segments", {"segment": [segment], "name": ["forward"], "kind": ["compute"], "axis": [None]})
-        hosts = {"host": [f"node{rank // 8:04}" for rank in ranks], "local_rank": [rank % 8 for rank in ranks]}
-        write("ranks", {"rank": list(ranks), **hosts, **axes}, axes=MESH.names)
-        for first in range(0, MESH.world_size, RANKS_PER_BLOCK):
-            block = times[first : first + RANKS_PER_BLOCK]
-            write("rank_windows", _rollups(block, first, segment), block=block_name(first))
-        rank, step = np.repeat(np.arange(8), STEPS), np.tile(np.arange(STEPS), 8)
-        write("steps", {"rank": rank, "step": step, "start_ns": step * 10**9, "duration_ns": np.full(len(step), 10**9)})
-        writer.commit()
-
-
-def _rollups(times: npt.NDArray[np.float64], first: int, segment: int) -> Any:
-    rank = np.repeat(np.arange(first, first + len(times)), times.shape[1])
-    step = np.tile(np.arange(times.shape[1]) * WINDOW, len(times))
-    span = times.ravel().astype(np.int64)
-    return window_rows(rank, np.full(len(rank), segment), step, span, span)
+    """Simulate the job with the slow ranks; some two minutes."""
+    costs = costs_of(SimulationConfig(), LAYOUT, microbatches=8)
+    job = SimulatedJob(layout=LAYOUT, steps=STEPS, microbatches=8, costs=costs, noise=load_noise("builtin"))
+    faults = [
+        parse_fault(f"slow-gpu:rank={rank}:factor=1.4:steps={step}-{step + WINDOW - 1}") for rank, step in PLANTED
+    ]
+    pipeline = tuple(int(rank) for rank in job.grid.rank[:, 0, 0])
+    simulate(job, root, Recording(span_ranks=pipeline, span_steps=(STEPS - 10, STEPS - 1)), faults=faults)
 
 
 def measure_fleet(browser: Browser, url: str, visits: int) -> dict[str, float]:
-    """Medians: first paint in a fresh browser, another order and the picture of hosts in an open one, and a zoom."""
+    """Medians: first paint in a fresh browser, another order and the picture of hosts in an open one, and zooms."""
     found = [_visit(browser, url) for _ in range(visits + 1)]
     medians = {key: round(float(np.median([one[key] for one in found[1:]])), 1) for key in found[0]}
-    return {"ranks": MESH.world_size, "steps": STEPS, "columns": STEPS // WINDOW, "planted": len(PLANTED)} | medians
+    ranks = int(np.prod(list(LAYOUT.values())))
+    shape = {"ranks": ranks, "steps": STEPS, "columns": STEPS // WINDOW, "planted": len(PLANTED)}
+    return shape | medians | {"first_paint_cold_ms": round(found[0]["first_paint_ms"], 1)}
 
 
 def _visit(browser: Browser, url: str) -> dict[str, float]:
     with visit(browser, url) as seen:
+        seen.page.set_default_timeout(120_000)
         begun = time.perf_counter()
         page = seen.go("/heatmap?segment=forward")
         _painted(page)
         first = time.perf_counter() - begun
         wait_judged(page)
+        _painted(page)
         visible = page.evaluate(_HOT, [list(place) for place in PLANTED])
         zoom = page.evaluate(_ZOOM)
+        page.wait_for_timeout(300)
+        cells = page.evaluate(_TO_CELLS, [list(place) for place in PLANTED])
         page.wait_for_timeout(300)
         order = page.evaluate(_SETTLED, {"order": "worst"})
         hosts = page.evaluate(_SETTLED, {"shape": "hosts"})
@@ -115,6 +127,8 @@ def _visit(browser: Browser, url: str) -> dict[str, float]:
             "other_order_ms": order,
             "hosts_paint_ms": hosts,
             "interaction_ms": zoom,
+            "zoom_to_cells_ms": float(np.median(cells)),
+            "zoom_to_cells_worst_ms": max(cells),
             "planted_visible": visible,
         }
 
@@ -122,3 +136,21 @@ def _visit(browser: Browser, url: str) -> dict[str, float]:
 def _painted(page: Page) -> None:
     wait_painted(page, "heatmap")
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure the fleet's heatmap alone and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--visits", type=int, default=5, help="warm visits")
+    parser.add_argument("--store", type=Path, help="a folder to keep the store in; one that is there is used again")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        store = given.store or Path(folder) / "fleet"
+        if not store.exists():
+            write_fleet_store(store)
+        with chromium() as browser, server_process(store) as url:
+            report("pages_fleet", {"visits": given.visits, "heatmap_fleet": measure_fleet(browser, url, given.visits)})
+
+
+if __name__ == "__main__":
+    main()

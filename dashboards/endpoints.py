@@ -59,6 +59,8 @@ def add_endpoints(server: Flask, bench: Workbench) -> None:
         "scene": (scene_payload, "application/json"),
     }.items():
         server.add_url_rule(f"/data/{name}", name, _data_route(bench, build, kind))
+    early = _early(_data_route(bench, heat_payload, "application/octet-stream"))
+    server.add_url_rule("/data/heatmap/early", "heatmap_early", early)
     add_perfetto(server)
     server.add_url_rule("/export/sql.csv", "export_sql", _guarded(lambda: _export_sql(bench)))
     server.add_url_rule("/export/heatmap.csv", "export_heatmap", _guarded(lambda: _export_heatmap(bench)))
@@ -82,6 +84,16 @@ def _data_route(bench: Workbench, build: Builder, kind: str) -> Callable[[], Res
         return answer
 
     return _guarded(route)
+
+
+def _early(route: Callable[[], Response]) -> Callable[[], Response]:
+    """A route that is asked before the page is there: what goes wrong is the page's to say, so the answer is empty."""
+
+    def early() -> Response:
+        answer = route()
+        return answer if answer.status_code == 200 else Response(status=204)
+
+    return early
 
 
 def _squeeze(answer: Response) -> None:

@@ -1,4 +1,4 @@
-"""What a straggler verdict says beyond its culprits: early warnings, who was waited for, what a repair would gain."""
+"""What a straggler verdict says beyond its culprits: early warnings, and who was waited for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ..collectors.reading.store import Attempt
-from ..heatmap.verdict import Outcome, StragglerVerdict
+from ..heatmap.verdict import StragglerVerdict
 from ..heatmap.waited_row import WaitedBasis, WaitedFor
-from ..heatmap.whatif.words import sentence, short
 from .components import hint, number, table
 from .verdicts import peer_axis
 from .view import View
@@ -31,14 +30,6 @@ def verdict_details(verdict: StragglerVerdict | None, attempt: Attempt, view: Vi
     if verdict.arrivals:
         parts += _waited_for(verdict.arrivals, attempt, view)
     return parts
-
-
-def what_if(verdict: StragglerVerdict | None) -> list[Component]:
-    """What the job would gain with every operation at its ideal, in a line; nothing where that is not known."""
-    if verdict is None or verdict.whatif is None:
-        return []
-    tell = short if verdict.verdict == Outcome.HEALTHY else sentence
-    return [html.P(tell(verdict.whatif), id="what-if")]
 
 
 def _waited_for(rows: tuple[WaitedFor, ...], attempt: Attempt, view: View) -> list[Component]:

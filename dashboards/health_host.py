@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import dcc, html
@@ -12,6 +12,7 @@ from ..collectors.hardware.report import GpuHealth, HealthReport, HostHealth, Po
 from ..collectors.reading.store import Attempt
 from .components import hint, number, table, utc
 from .health_history import Line, lines_of_gpus
+from .incident_data import Told
 from .sparkline import sparkline
 from .verdicts import peer_axis
 from .view import View
@@ -21,7 +22,12 @@ MOST_ROWS = 30
 
 
 def opened(
-    bench: Workbench, attempt: Attempt, report: HealthReport, host: HostHealth | None, view: View
+    bench: Workbench,
+    attempt: Attempt,
+    report: HealthReport,
+    host: HostHealth | None,
+    view: View,
+    incidents: Sequence[Told] = (),
 ) -> list[Component]:
     """The host's part of the page; a sentence where the address names one that is not there."""
     if host is None:
@@ -31,7 +37,7 @@ def opened(
         lambda: lines_of_gpus(bench.store, attempt, host.host, report.moment_ns or 0),
     )
     return [html.H2(f"Host {host.host}", id="opened"), *_remarks(host), *_gpus(attempt, host, lines, view),
-            *_ports(host), *_events(host)]  # fmt: skip
+            *_ports(host), *_events(host), *_incidents(attempt, host, incidents, view)]  # fmt: skip
 
 
 def _remarks(host: HostHealth) -> list[Component]:
@@ -157,3 +163,22 @@ def _events(host: HostHealth) -> list[Component]:
         for one in host.events[:MOST_ROWS]
     ]  # fmt: skip
     return [html.H2("What happened"), table(_EVENT, rows, numbers=("times",), name="events")]
+
+
+_INCIDENT = {"opened": "opened", "kind": "incident or sign", "what": "what happened"}
+
+
+def _incidents(attempt: Attempt, host: HostHealth, incidents: Sequence[Told], view: View) -> list[Component]:
+    """What agents and the supervisor noted of this host or its ranks, the newest first."""
+    own = [one for one in incidents if one.attempt == attempt.attempt and one.is_of(host.host, host.ranks)]
+    if not own:
+        return []
+    job = view.same_job()
+    rows = [
+        {"opened": dcc.Link(utc(one.opened_ns), href=job.url("/incidents", incident=one.incident)), "kind": one.kind,
+         "what": html.Span(one.what, className="wrap")}
+        for one in own[:MOST_ROWS]
+    ]  # fmt: skip
+    more = len(own) - MOST_ROWS
+    return [html.H2("Incidents and signs"), table(_INCIDENT, rows, name="host-incidents"),
+            *([hint(f"{more} more on the page Incidents.")] if more > 0 else [])]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,28 @@ class Told:
     def culprits(self) -> list[dict[str, Any]]:
         """The culprits of its verdict."""
         return [] if self.verdict is None else culprits_of(dict(self.verdict))
+
+    @property
+    def noticed_on(self) -> str | None:
+        """The host (or the supervisor) that noted it: its name is RUN/ATTEMPT/HOST/KIND/NUMBER."""
+        parts = self.incident.rsplit("/", 3)
+        return parts[1] if len(parts) == 4 else None
+
+    def is_of(self, host: str, ranks: Collection[int]) -> bool:
+        """Whether it accuses a host or some of its ranks; or, accusing nobody, names them or was noted there."""
+        about: Sequence[Mapping[str, Any]] = self.culprits or self.actions
+        hosts = {each for one in about for each in _named(one, "host", "hosts")}
+        of_ranks = {each for one in about for each in _named(one, "rank", "ranks")}
+        is_noted_there = not self.culprits and self.noticed_on == host
+        return host in hosts or not of_ranks.isdisjoint(ranks) or is_noted_there
+
+
+def _named(value: Mapping[str, Any], one: str, several: str) -> list[Any]:
+    """What a value names, by itself and in a list, as far as it can be a host or a rank."""
+    found = value.get(several)
+    return [
+        each for each in [value.get(one), *(found if isinstance(found, list) else [])] if isinstance(each, str | int)
+    ]
 
 
 def incidents_of_run(store: Store, run: str) -> list[Told]:

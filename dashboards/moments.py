@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ..collectors.reading.store import Attempt
 from ..profiler.errors import MegascopeError
@@ -16,13 +17,17 @@ from .workbench import Workbench
 
 IntArray = npt.NDArray[np.int64]
 
+FIRST_RANKS = 512
+
+_LOWEST = "SELECT coalesce(min(rank), 0) AS rank FROM {}"
+
 _STEPS = """
     SELECT step, min(rank) AS rank, min(start_ns) AS began, max(start_ns + coalesce(duration_ns, 0)) AS ended
     FROM steps LEFT JOIN (SELECT rank, host FROM ranks) USING (rank)
-    WHERE rank < (SELECT min(rank) FROM steps) + 512 GROUP BY step, host ORDER BY step
+    WHERE rank BETWEEN ? AND ? GROUP BY step, host ORDER BY step
 """
-"""Of the first ranks, in one block: a step of a job that meets in every step begins nearly at once for all. By host,
-whose ranks have one clock."""
+"""Of the first `FIRST_RANKS`, in one block: a step of a job that meets in every step begins nearly at once for all. By
+host, whose ranks have one clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ def step_moments(bench: Workbench, attempt: Attempt) -> StepMoments:
     """When the attempt's steps ran; empty where no steps are stored."""
 
     def load() -> StepMoments:
-        table = bench.store.query(_STEPS, attempt=attempt)
+        table = _first_steps(bench, attempt)
         step, rank, began, ended = (
             table[name].to_numpy().astype(np.int64) for name in ("step", "rank", "began", "ended")
         )
@@ -60,6 +65,19 @@ def step_moments(bench: Workbench, attempt: Attempt) -> StepMoments:
         return StepMoments(steps, np.minimum.reduceat(began, firsts), np.maximum.reduceat(ended, firsts))
 
     return bench.cached(("moments", attempt.run, attempt.attempt), load)
+
+
+def _first_steps(bench: Workbench, attempt: Attempt) -> pa.Table:
+    """Rows of `_STEPS`, of which numbers for ranks let whole files be passed over, as a subquery would not.
+
+    The lowest rank is that of ``ranks``; where its neighbours have no steps, the lowest that has any.
+    """
+    for name in ("ranks", "steps"):
+        low = bench.store.query(_LOWEST.format(name), attempt=attempt).to_pylist()[0]["rank"]
+        table: pa.Table = bench.store.query(_STEPS, [low, low + FIRST_RANKS - 1], attempt)
+        if table.num_rows:
+            break
+    return table
 
 
 def chosen_steps(bench: Workbench, attempt: Attempt, view: View) -> tuple[int, int] | None:

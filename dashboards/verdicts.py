@@ -98,14 +98,23 @@ def straggler_banner(
     if verdict.culprits:
         links += culprit_links(verdict.culprits[0], attempt, view)
     many = len(verdict.culprits)
-    if many > 1 and not listed:
-        links.append(dcc.Link(f"all {many} findings", href=view.same_job().url("/"), className="more"))
+    if (behind := _behind(verdict)) and not listed:
+        links.append(dcc.Link(behind, href=view.same_job().url("/"), className="more"))
     tone, word = _SLOW[verdict.verdict]
     if verdict.culprits:
         word = _finding_word(verdict.culprits[0])
     within = "" if steps is None else f"In steps {steps[0]} to {steps[1]}: "
     sentence = verdict.sentence() if listed or many < 2 else f"{describe(verdict.culprits[0])}."
     return ShownVerdict(banner(tone, word, within + sentence, *links), tone, _awaited(latest))
+
+
+def _behind(verdict: StragglerVerdict) -> str:
+    """What more there is of a verdict on the Overview."""
+    if len(verdict.culprits) > 1:
+        return f"all {len(verdict.culprits)} findings"
+    if verdict.culprits:
+        return "evidence"
+    return "not judged" if verdict.abstained and verdict.verdict == Outcome.HEALTHY else ""
 
 
 def _finding_word(culprit: Culprit) -> str:

@@ -47,15 +47,15 @@ MOST_RANKS = 4096
 class View:
     """Everything that the URL can hold. None (or empty) means: the page's own choice.
 
-    ``steps`` and ``zoom`` are inclusive; ``zoom`` is (first row, last row, first step, last step) of the heatmap,
-    ``t`` the seconds from and to that the timeline shows, counted from its first span, ``scroll`` how far down it is
-    (pixels); ``camera`` is how the 3D picture is turned (two angles, radians), enlarged and moved (pixels right, down).
-    ``since`` and ``until`` are moments in UTC ns between which the steps began; ``above`` is the ratio to peers from
-    which on cells stand out; ``shape``, ``group`` and ``over`` lay the heatmap out. ``beside`` is what the timeline
-    shows a second time (STEP, ATTEMPT:STEP or ATTEMPT:STEP:RUN); ``rows`` fits its rows to the screen, ``hide`` leaves
-    marks out. Of the 3D picture, ``look`` is the moment (UTC ns) that its slider stands at, ``along`` the axes that lie
-    along x, y and z, ``hulls`` what is drawn around the ranks that belong to it. ``host`` and ``incident`` are what is
-    opened of a list.
+    ``steps`` and ``zoom`` are inclusive; ``zoom`` is (first row, last row, first step, last step) of the heatmap, whose
+    rows are single ranks, ``t`` the seconds from and to that the timeline shows, counted from its first span,
+    ``scroll`` how far down it is (pixels); ``camera`` is how the 3D picture is turned (two angles, radians), enlarged
+    and moved (pixels right, down). ``since`` and ``until`` are moments in UTC ns between which the steps began;
+    ``above`` is the ratio to peers from which on cells stand out; ``shape``, ``group`` and ``over`` lay the heatmap
+    out. ``beside`` is what the timeline shows a second time (STEP, ATTEMPT:STEP or ATTEMPT:STEP:RUN); ``rows`` fits its
+    rows to the screen, ``hide`` leaves marks out. Of the 3D picture, ``look`` is the moment (UTC ns) that its slider
+    stands at, ``along`` the axes that lie along x, y and z, ``hulls`` what is drawn around the ranks that belong to it.
+    ``host`` and ``incident`` are what is opened of a list.
     """
 
     run: str | None = None

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from ..collectors.reading.store import Attempt, Store
 from ..collectors.reading.views import literal
+from .verdict import LAUNCHED
 
-PATTERN = "%reduce_scatter%"
+PATTERN = f"%{LAUNCHED}%"
 """Names of the collectives that are looked at; those inside a segment of work (over tp) launch too often to tell."""
 
 MIN_RATIO = 1.5
@@ -41,23 +42,73 @@ class LaunchSpread:
         return self.late_ms >= MIN_RATIO * self.early_ms and self.most_often_last <= MOST_OFTEN
 
 
-def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: tuple[int, int]) -> LaunchSpread | None:
-    """Spread of launches in two stretches of steps (first, last); None where no spans of such a collective are kept.
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches of a collective by group and step, [n] each: how far apart, in ms, who was last, and how many ranks."""
 
-    A launch is the start of the span on the common clock; where hosts cannot be aligned there is none.
+    segment: str
+    step: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64]
+    spread_ms: npt.NDArray[np.float64]
+    last_rank: npt.NDArray[np.int64]
+    members: npt.NDArray[np.int64]
+
+    def inside(self, steps: npt.NDArray[np.int64], members: int = 2) -> Launches:
+        """Those of the given steps, of groups with so many ranks at least."""
+        return self._where(np.isin(self.step, steps) & np.isfinite(self.spread_ms) & (self.members >= members))
+
+    def _where(self, kept: npt.NDArray[np.bool_]) -> Launches:
+        return Launches(
+            self.segment,
+            self.step[kept],
+            self.group[kept],
+            self.spread_ms[kept],
+            self.last_rank[kept],
+            self.members[kept],
+        )
+
+    @property
+    def median_members(self) -> float:
+        """Ranks of the median group; at least one launch must be there."""
+        return float(np.median(self.members))
+
+    def most_often(self, kept: npt.NDArray[np.bool_]) -> float:
+        """Share of the steps in which the same rank of a group launches last, in the median group."""
+        return _most_often(self.last_rank[kept], self.group[kept])
+
+    def spread_sql(self, attempt: Attempt, first: int, last: int) -> str:
+        """The median spread of some steps, ms."""
+        return f"SELECT median(spread_ms) FROM ({_spreads(attempt, self.segment, first, last)})"
+
+
+def launches_of(store: Store, attempt: Attempt, steps: tuple[int, int]) -> Launches | None:
+    """Launches in steps (first, last); None where no spans of such a collective are kept.
+
+    A launch is the start of the span on the common clock; where hosts cannot be aligned its spread is NaN.
     """
     name = _segment(store, attempt)
     if name is None:
         return None
-    rows = store.query(_spreads(attempt, name, early[0], late[1]))
-    step, spread = rows["step"].to_numpy(), rows["spread_ms"].to_numpy(zero_copy_only=False).astype(float)
-    inside = [(step >= part[0]) & (step <= part[1]) & np.isfinite(spread) for part in (early, late)]
+    rows = store.query(_spreads(attempt, name, *steps))
+    spread = rows["spread_ms"].to_numpy(zero_copy_only=False).astype(float)
+    step, group, last, members = (
+        rows[column].fill_null(-1).to_numpy().astype(np.int64) for column in ("step", "group", "last_rank", "members")
+    )
+    return Launches(name, step, group, spread, last, members)
+
+
+def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: tuple[int, int]) -> LaunchSpread | None:
+    """Spread of launches in two stretches of steps (first, last); None where there are none, or no aligned clocks."""
+    found = launches_of(store, attempt, (early[0], late[1]))
+    if found is None:
+        return None
+    inside = [
+        (found.step >= part[0]) & (found.step <= part[1]) & np.isfinite(found.spread_ms) for part in (early, late)
+    ]
     if not (inside[0].any() and inside[1].any()):
         return None
-    sql = f"SELECT median(spread_ms) FROM ({_spreads(attempt, name, *late)})"
-    last = rows["last_rank"].to_numpy()[inside[1]], rows["group"].to_numpy()[inside[1]]
-    early_ms, late_ms = (float(np.median(spread[part])) for part in inside)
-    return LaunchSpread(name, early_ms, late_ms, _most_often(*last), sql)
+    early_ms, late_ms = (float(np.median(found.spread_ms[part])) for part in inside)
+    return LaunchSpread(found.segment, early_ms, late_ms, found.most_often(inside[1]), found.spread_sql(attempt, *late))
 
 
 def _segment(store: Store, attempt: Attempt) -> str | None:
@@ -74,10 +125,12 @@ def _segment(store: Store, attempt: Attempt) -> str | None:
 def _spreads(attempt: Attempt, name: str, first: int, last: int) -> str:
     """Spread of the first launch of a step in each group of several ranks, and who launched last."""
     return (
-        f'SELECT step, "group", (max(began) - min(began)) / 1e6 AS spread_ms, arg_max(rank, began) AS last_rank FROM ('
+        f'SELECT step, "group", (max(began) - min(began)) / 1e6 AS spread_ms, arg_max(rank, began) AS last_rank, '
+        f"count(*) AS members FROM ("
         f'SELECT step, "group", rank, min(start_ns) AS began FROM events_aligned e '
         f"JOIN segments s USING (run, attempt, segment) WHERE e.run = {literal(attempt.run)} "
         f"AND e.attempt = {attempt.attempt} AND s.name = {literal(name)} AND step BETWEEN {first} AND {last} "
+        f'AND "group" IS NOT NULL '
         f'GROUP BY ALL) GROUP BY step, "group" HAVING count(*) > 1'
     )
 

@@ -10,13 +10,12 @@ from ..collectors.reading.store import Attempt, Store
 from ..profiler.vocabulary import SegmentKind
 from .abstaining import data_missing, hidden_below, left_out, not_judged, visible_ratio
 from .bursts import in_all_compute
-from .causes import MAIN_SEGMENT_SHARE, cause_of, main_compute, throttled_ranks
+from .causes import MAIN_SEGMENT_SHARE, main_compute, throttled_ranks
 from .cells import total_work
 from .cores import Cores, without_waiting
+from .culprits import culprits_of
 from .drift import JobDrift, find_drift, is_collecting, stands_apart
-from .drift_evidence import drift_culprit
 from .early import find_warnings
-from .evidence import gather_evidence
 from .growth import GROWTH_SIGNAL, find_growth, find_longer
 from .hardware import with_hardware
 from .hosts import by_host
@@ -37,24 +36,17 @@ from .thresholds import Thresholds
 from .together import costly_together
 from .verdict import (
     Abstention,
-    Cause,
-    Culprit,
     CulpritKind,
     EarlyWarning,
-    Evidence,
     Findings,
     Outcome,
+    Pattern,
     StragglerVerdict,
-    severity,
 )
 from .whatif.finding import whatif_of
-from .window_evidence import gather_window_evidence
 from .window_shape import WindowShapes
 
 MAX_CULPRITS = 100
-FULL_EVIDENCE = 20
-"""The costliest culprits, whose evidence is asked for in full; each takes several queries of its spans."""
-
 OF_ALL = frozenset({CulpritKind.JOB, CulpritKind.STAGE})
 """Kinds of findings that accuse no machine."""
 
@@ -65,6 +57,9 @@ ANALYSES: tuple[Callable[[Store, Attempt, Observations], Findings], ...] = (
     find_jobwide,
 )
 """Analyses beside the comparison of ranks: each adds culprits, and says what it explains and could not judge."""
+
+STAGES = 4 + len(ANALYSES)
+"""Parts of the analysis: reading, comparing, these, the what-if, and who was waited for."""
 
 NORMALISERS: tuple[Callable[[Store, Attempt, Observations], Observations], ...] = (even_out,)
 """What is done to the observations before ranks are compared, so that only the same work is; analyses see them raw."""
@@ -97,20 +92,33 @@ def find_stragglers(
     *,
     steps: tuple[int, int] | None = None,
     ranks: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> StragglerVerdict:
     """Who is slower than its peers at the same work, in the given steps (first, last) and ranks; all if None.
 
-    Only self time of work is compared, within a stage and chunk; the rules are in `judge` and `compare`.
+    Only self time of work is compared, within a stage and chunk; the rules are in `judge` and `compare`. ``progress``
+    is told (done, total) of the parts of the analysis, which take unequally long.
     """
+    told = iter(range(1, STAGES + 1))
+
+    def done() -> None:
+        if progress is not None:
+            progress(next(told), STAGES)
+
     seen = observe(store, attempt, steps=steps, ranks=None if ranks is None else list(ranks))
+    done()
     compared = seen
     for normalise in NORMALISERS:
         compared = normalise(store, attempt, compared)
     inside = WindowShapes(store, attempt) if seen.source.source == Source.ROLLUPS else None
     judgement = judge(compared, shapes=inside, cores=Cores(store, attempt, seen))
     joined = by_host(judgement.findings, judgement.slow, seen)
-    culprits = _culprits(store, attempt, joined[:MAX_CULPRITS], judgement, seen)
-    extra = [find(store, attempt, seen) for find in ANALYSES]
+    culprits = culprits_of(store, attempt, joined[:MAX_CULPRITS], judgement.throttled, judgement.drifts, seen)
+    done()
+    extra = []
+    for find in ANALYSES:
+        extra.append(find(store, attempt, seen))
+        done()
     merged = merge(culprits, extra)
     if all(one.kind in OF_ALL for one in merged):
         extra.append(find_slowed(store, attempt, seen, DEFAULT_THRESHOLDS.many_peers))
@@ -118,7 +126,7 @@ def find_stragglers(
     merged = with_hardware(store, attempt, merged)
     named = {rank for one in merged for rank in one.ranks}
     blocking = [*judgement.blocking, *(note for one in extra for note in one.blocking)]
-    if any(one.kind not in OF_ALL for one in merged):  # they may explain it
+    if any(one.kind not in OF_ALL or one.pattern == Pattern.DRIFTING for one in merged):  # they may explain it
         blocking = [note for note in blocking if note.signal != GROWTH_SIGNAL]
     own_notes = [note for note in judgement.abstained if note not in judgement.blocking]
     notes = [*blocking, *own_notes, *(note for one in extra for note in one.abstained)]
@@ -126,6 +134,9 @@ def find_stragglers(
         more = len(joined) - MAX_CULPRITS
         notes.append(Abstention("culprits", f"{more} more findings cost less and are not listed"))
     whatif, not_replayed = whatif_of(store, attempt, seen, of_all_ranks=ranks is None)
+    done()
+    arrivals = waited_for(store, attempt, seen, merged[0].steps if merged else None)
+    done()
     return StragglerVerdict(
         run=attempt.run,
         attempt=attempt.attempt,
@@ -139,27 +150,8 @@ def find_stragglers(
         whatif=whatif,
         warnings=tuple(one for one in judgement.warnings if one.rank not in named),
         visible_ratio=judgement.visible_ratio,
-        arrivals=waited_for(store, attempt, seen, merged[0].steps if merged else None),
+        arrivals=arrivals,
     )
-
-
-def _culprits(
-    store: Store,
-    attempt: Attempt,
-    joined: Sequence[tuple[Finding, tuple[int, ...]]],
-    judgement: Judgement,
-    seen: Observations,
-) -> list[Culprit]:
-    """Culprits with their evidence: of findings with the ranks that they stand for, and of the job's drifts."""
-    culprits = []
-    for place, (finding, ranks) in enumerate(joined):
-        if seen.source.source == Source.ROLLUPS:
-            evidence = gather_window_evidence(attempt, finding, seen)
-        else:
-            is_brief = place >= FULL_EVIDENCE
-            evidence = gather_evidence(store, attempt, finding, seen.placement, is_brief=is_brief)
-        culprits.append(_culprit(finding, ranks, seen, cause_of(finding, judgement.throttled), evidence))
-    return culprits + [drift_culprit(store, attempt, drift) for drift in judgement.drifts]
 
 
 def judge(
@@ -271,23 +263,3 @@ def _drifts(seen: Observations, thresholds: Thresholds) -> dict[tuple[str, str],
 
 def _unique(abstained: Iterable[Abstention]) -> list[Abstention]:
     return list(dict.fromkeys(abstained))
-
-
-def _culprit(
-    finding: Finding, ranks: tuple[int, ...], seen: Observations, cause: Cause, evidence: tuple[Evidence, ...]
-) -> Culprit:
-    hosts = dict.fromkeys(seen.placement.host_of(rank) for rank in ranks)
-    return Culprit(
-        ranks=ranks,
-        hosts=tuple(host for host in hosts if host is not None),
-        confidence=finding.confidence,
-        severity=severity(finding.lost_share),
-        kind=CulpritKind.HOST if len(ranks) > 1 else CulpritKind.RANK,
-        cause=cause,
-        segment=finding.segment,
-        ratio=round(finding.ratio, 4),
-        steps=finding.steps,
-        pattern=finding.pattern,
-        lost_share=finding.lost_share,
-        evidence=evidence,
-    )

@@ -231,6 +231,7 @@ _OF_THE_JOB = {
     Cause.UNEVEN_INPUT: "Micro-batches cost unequally much: in {segment} the replica with the longest sequences takes "
     "x{ratio:.2f} of the mean, {steps}",
     Cause.CHECKPOINT: "Checkpoints hold up all hosts alike: {segment} stops the job in {steps}",
+    Cause.DATA_STALL: "Loading data holds up the whole job, on all ranks that load alike: {segment} in {steps}",
     Cause.BARRIER: "Ranks wait for each other, or take another order, where the schedule does not ask for it: at "
     "{segment}, {steps}",
     Cause.NETWORK: "Transfers of {segment} take x{ratio:.2f} of what they took before, between all hosts alike, "
@@ -239,11 +240,23 @@ _OF_THE_JOB = {
 }
 
 
+LAUNCHED = "reduce_scatter"
+"""In the name of a collective by whose launches pauses show that nobody recorded."""
+
+_UNSEEN_PAUSES = (
+    "Hosts pause by turns, longer and longer, and no span shows it, as garbage collection does: launches of {segment} "
+    "lie x{ratio:.2f} as far apart in the last third of {steps}"
+)
+
+
 def _describe_job(culprit: Culprit) -> str:
     """What the whole job or a stage has, in words."""
     first, last = culprit.steps
     usual = "{segment} takes x{ratio:.2f} of its usual time on all ranks, {steps}"
-    text = _OF_THE_JOB.get(culprit.cause, usual).format(
+    template = _OF_THE_JOB.get(culprit.cause, usual)
+    if culprit.cause == Cause.GC_DRIFT and LAUNCHED in culprit.segment:
+        template = _UNSEEN_PAUSES
+    text = template.format(
         segment=culprit.segment, stage=culprit.stage, ratio=culprit.ratio, steps=f"steps {first} to {last}"
     )
     return f"{text[0].upper()}{text[1:]} ({culprit.lost_share:.1%} of the job's time lost)"

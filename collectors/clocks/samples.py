@@ -44,7 +44,7 @@ _MEMBERS = """
 
 _STEPS = """
     SELECT step, min(start_ns) AS start_ns, max(start_ns + duration_ns) AS end_ns FROM {table}
-    WHERE rank = (SELECT min(rank) FROM {table}) AND step IS NOT NULL AND duration_ns IS NOT NULL
+    WHERE rank = {rank} AND step IS NOT NULL AND duration_ns IS NOT NULL
     GROUP BY step ORDER BY start_ns
 """
 
@@ -96,9 +96,11 @@ class StepTimes:
 
 def read_step_times(store: Store, attempt: Attempt) -> StepTimes:
     """The steps of the lowest rank, from ``steps``, or from its spans where the store has no steps."""
-    rows = store.query(_STEPS.format(table="steps"), attempt=attempt)
-    if not rows.num_rows:
-        rows = store.query(_STEPS.format(table="events"), attempt=attempt)
+    low = store.query("SELECT coalesce(min(rank), 0) AS rank FROM ranks", attempt=attempt).to_pylist()[0]["rank"]
+    rows = store.query(_STEPS.format(table="steps", rank=low), attempt=attempt)  # a number: whole files are passed over
+    for table in ("steps", "events"):
+        if not rows.num_rows:
+            rows = store.query(_STEPS.format(table=table, rank=f"(SELECT min(rank) FROM {table})"), attempt=attempt)
     return StepTimes(*(_integers(rows, name) for name in ("step", "start_ns", "end_ns")))
 
 

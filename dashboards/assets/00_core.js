@@ -54,7 +54,8 @@
       this.asked = source;
       if (!this.element.dataset.painted) this.say("Loading ...");
       try {
-        const answer = await fetch(source, { signal: this.abort.signal });
+        const early = M.early && !this.painted ? await M.early(source) : null;
+        const answer = early || (await fetch(source, { signal: this.abort.signal }));
         if (!answer.ok) throw Object.assign(new Error(await sentenceOf(answer)), { again: answer.status >= 500 });
         const payload = this.widget.text ? await answer.json() : M.unpack(await answer.arrayBuffer());
         if (source !== this.asked) return;

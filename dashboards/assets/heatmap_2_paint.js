@@ -1,5 +1,7 @@
 // The heatmap's drawing: cells, culprits' frames, the scale. Where cells exceed pixels, each pixel shows its hottest cell.
-// The axes of ranks by steps are in heatmap_3_steps.js, those of hosts by GPUs in heatmap_4_hosts.js.
+// The axes of ranks by steps are in heatmap_3_steps.js, those of hosts by GPUs in heatmap_4_hosts.js. Places are those of
+// single cells: rows of `meta.ranks`, columns of `meta.steps`. `layer` is what is drawn from: `arrays` [rows x columns],
+// each element the hottest of `bin` cells, from the cell (`row`, `column`) on; heatmap_4_layers.js chooses it.
 "use strict";
 (function () {
   const M = window.megascope;
@@ -13,23 +15,42 @@
       this.plot = { x: LEFT, y: TOP, width: width - LEFT - RIGHT, height: height - TOP - BOTTOM };
       this.bin();
       const { x, y } = this.plot;
-      const [picture, missing, alone] = this.pictures();
-      context.imageSmoothingEnabled = false;
-      this.drawLayer(context, missing, M.hatch);
-      this.drawLayer(context, (this.alone = alone), M.dots);
-      context.drawImage(picture, x, y, this.plot.width, this.plot.height);
+      this.drawCells(context);
       this.drawTexts(context);
       this.look.drawAxes(context);
       this.drawMarks(context);
       this.drawScale(context, x + this.plot.width + 12, y);
     }
+    // Bins stick out of a window that does not begin and end with one.
+    drawCells(context) {
+      const { x, y, width, height } = this.plot, { r0, r1, c0, c1 } = this.binned;
+      const left = this.xOf(c0), top = this.yOf(r0), place = [left, top, this.xOf(c1) - left, this.yOf(r1) - top];
+      const [picture, missing, alone] = this.pictures();
+      context.save();
+      context.beginPath();
+      context.rect(x, y, width, height);
+      context.clip();
+      context.imageSmoothingEnabled = false;
+      this.drawPattern(context, missing, place, M.hatch);
+      this.drawPattern(context, (this.alone = alone), place, M.dots);
+      context.drawImage(picture, ...place);
+      context.restore();
+    }
+    xOf(column) {
+      const { x, width } = this.plot, { c0, c1 } = this.window;
+      return x + ((column - c0) * width) / (c1 - c0);
+    }
+    yOf(row) {
+      const { y, height } = this.plot, { r0, r1 } = this.window;
+      return y + ((row - r0) * height) / (r1 - r0);
+    }
     // A pattern keeps its size, whatever the size of the cells that it fills.
-    drawLayer(context, mask, pattern) {
+    drawPattern(context, mask, [left, top, wide, high], pattern) {
       if (!mask) return;
       const { x, y, width, height } = this.plot;
       const layer = document.createElement("canvas"), pen = M.fit(layer, width, height);
       pen.imageSmoothingEnabled = false;
-      pen.drawImage(mask, 0, 0, width, height);
+      pen.drawImage(mask, left - x, top - y, wide, high);
       pen.globalCompositeOperation = "source-in";
       pen.fillStyle = pattern(pen);
       pen.fillRect(0, 0, width, height);
@@ -43,18 +64,21 @@
       return this.above === null || this.arrays.ratio[cell] >= this.above;
     }
     bin() {
-      // Each picture element takes the largest value of its cells, of those from the threshold on if there are any;
-      // `winner` remembers which cell that was.
-      const { r0, r1, c0, c1 } = this.window, { at } = this.arrays;
-      const density = window.devicePixelRatio || 1;
-      const ny = Math.min(r1 - r0, Math.max(1, Math.floor(this.plot.height * density)));
-      const nx = Math.min(c1 - c0, Math.max(1, Math.floor(this.plot.width * density)));
+      // Each picture element takes the largest value of the elements of its layer, of those from the threshold on if
+      // there are any; `winner` remembers which one that was. r0 to c1: the cells that they stand for.
+      const { at } = this.arrays, { bin: [high, wide], row: firstRow, column: firstColumn, rows, columns } = this.layer;
+      const density = window.devicePixelRatio || 1, shown = this.window;
+      const from = Math.floor((shown.r0 - firstRow) / high), to = Math.min(rows, Math.ceil((shown.r1 - firstRow) / high));
+      const left = Math.floor((shown.c0 - firstColumn) / wide);
+      const right = Math.min(columns, Math.ceil((shown.c1 - firstColumn) / wide));
+      const ny = Math.min(to - from, Math.max(1, Math.floor(this.plot.height * density)));
+      const nx = Math.min(right - left, Math.max(1, Math.floor(this.plot.width * density)));
       const winner = new Int32Array(nx * ny).fill(at ? GAP : NOTHING);
-      for (let row = r0; row < r1; row++) {
-        const py = Math.floor(((row - r0) * ny) / (r1 - r0));
-        for (let column = c0; column < c1; column++) {
-          const cell = row * this.columns + column;
-          const pixel = py * nx + Math.floor(((column - c0) * nx) / (c1 - c0));
+      for (let row = from; row < to; row++) {
+        const py = Math.floor(((row - from) * ny) / (to - from));
+        for (let column = left; column < right; column++) {
+          const cell = row * columns + column;
+          const pixel = py * nx + Math.floor(((column - left) * nx) / (right - left));
           if (at && at[cell] < 0) continue;
           const value = this.shown[cell], old = winner[pixel];
           if (Number.isNaN(value)) {
@@ -62,7 +86,13 @@
           } else if (old < 0 || this.isHotter(cell, old)) winner[pixel] = cell;
         }
       }
-      this.binned = { nx, ny, winner };
+      const [r0, r1, c0, c1] = [firstRow + from * high, firstRow + to * high, firstColumn + left * wide, firstColumn + right * wide];
+      this.binned = { nx, ny, winner, r0, r1, c0, c1 };
+    }
+    // Whether a picture element stands for several cells.
+    isPacked() {
+      const { nx, ny, r0, r1, c0, c1 } = this.binned;
+      return ny < r1 - r0 || nx < c1 - c0;
     }
     isHotter(cell, old) {
       if (this.above !== null) {
@@ -96,29 +126,29 @@
     drawTexts(context) {
       const { r0, r1, c0, c1 } = this.window, { x, y, width, height } = this.plot;
       const wide = width / (c1 - c0), high = height / (r1 - r0);
-      if (wide < 44 || high < 16) return;
-      const colours = M.heatColours(this.scale.diverging), { at } = this.arrays;
+      if (wide < 44 || high < 16 || this.isPacked()) return;
+      const colours = M.heatColours(this.scale.diverging), { at } = this.arrays, { row: first, column: left, columns } = this.layer;
       context.textAlign = "center";
       context.textBaseline = "middle";
-      for (let cell = r0 * this.columns; cell < r1 * this.columns; cell++) {
-        const row = Math.floor(cell / this.columns), column = cell % this.columns, value = this.shown[cell];
-        if (column < c0 || column >= c1 || (at && at[cell] < 0)) continue;
+      for (let row = r0; row < r1; row++) for (let column = c0; column < c1; column++) {
+        const cell = (row - first) * columns + column - left, value = this.shown[cell];
+        if (at && at[cell] < 0) continue;
         const missing = Number.isNaN(value), ratio = this.meta.show === "ratio";
         if (!missing && !this.passes(cell)) continue;
         const text = missing ? (this.isAlone(cell) ? "no peers" : "no data") : ratio ? value.toFixed(2) + "x" : M.number(value, 3);
-        const lines = this.look.texts(cell, text, high), left = x + (column - c0 + 0.5) * wide;
+        const lines = this.look.texts(cell, text, high), centre = x + (column - c0 + 0.5) * wide;
         const middle = y + (row - r0 + 0.5) * high - (lines.length - 1) * 7;
         if (missing) {
           const size = Math.max(...lines.map((line) => context.measureText(line).width)) + 8;
           context.fillStyle = M.colour("surface");
-          context.fillRect(left - size / 2, middle - 8, size, 14 * lines.length + 2);
+          context.fillRect(centre - size / 2, middle - 8, size, 14 * lines.length + 2);
         }
         context.fillStyle = missing ? M.colour("ink") : M.inkOn(M.hex(colours[this.colourAt(value)]));
-        lines.forEach((line, place) => context.fillText(line, left, middle + place * 14, wide - 4));
+        lines.forEach((line, place) => context.fillText(line, centre, middle + place * 14, wide - 4));
       }
     }
     drawMarks(context) {
-      const { x, y, width, height } = this.plot, { r0, r1, c0, c1 } = this.window;
+      const { x, y, width, height } = this.plot;
       context.save();
       context.beginPath();
       context.rect(x, y, width, height);
@@ -126,8 +156,7 @@
       context.strokeStyle = M.colour("select");
       context.lineWidth = 1.5;
       for (const { row, from, to, least, rows = 1 } of this.look.frames()) {
-        const left = x + ((from - c0) * width) / (c1 - c0), right = x + ((to - c0) * width) / (c1 - c0);
-        const top = y + ((row - r0) * height) / (r1 - r0), size = (rows * height) / (r1 - r0);
+        const left = this.xOf(from), right = this.xOf(to), top = this.yOf(row), size = this.yOf(row + rows) - top;
         const high = Math.max(least, size), wide = Math.max(least, right - left);
         context.strokeRect(Math.min(left, (left + right - wide) / 2), Math.min(top, top + (size - high) / 2), wide, high);
       }

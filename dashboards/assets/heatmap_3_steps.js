@@ -7,42 +7,40 @@
     constructor(heatmap) {
       this.heatmap = heatmap;
     }
-    // Of a large matrix each cell is the hottest of a bin of ranks and steps: `row` and `column` tell which one.
-    show({ meta }) {
-      const bin = (this.bin = meta.bin || [1, 1]);
-      return [Math.ceil(meta.ranks.length / bin[0]), Math.ceil(meta.steps.length / bin[1])];
+    show({ meta, arrays }) {
+      const bin = meta.bin || [1, 1], [rows, columns] = [meta.ranks.length, meta.steps.length];
+      const layer = { arrays, bin, row: 0, column: 0, rows: Math.ceil(rows / bin[0]), columns: Math.ceil(columns / bin[1]) };
+      return { rows, columns, layer };
     }
     rowOf(rank) {
-      return Math.floor(this.heatmap.meta.ranks.indexOf(rank) / this.bin[0]);
+      return this.heatmap.meta.ranks.indexOf(rank);
     }
     columnsIn(first, last) {
-      const inside = [];
-      this.heatmap.meta.steps.forEach((step, at) => {
-        if (step >= first && step <= last) inside.push(Math.floor(at / this.bin[1]));
+      const { steps, step_width } = this.heatmap.meta, inside = [];
+      steps.forEach((step, at) => {
+        if (step + step_width > first && step <= last) inside.push(at);
       });
       return inside;
     }
     rankAt(row) {
-      return this.heatmap.meta.ranks[row * this.bin[0]];
+      return this.heatmap.meta.ranks[row];
     }
     stepAt(column) {
-      return this.heatmap.meta.steps[column * this.bin[1]];
+      return this.heatmap.meta.steps[column];
     }
     // What stands at a column: its step, or where spans belong to no step, seconds.
     label(column) {
       const { part_s, steps } = this.heatmap.meta;
       if (!part_s) return this.stepAt(column);
-      return M.number((steps[0] + column * this.bin[1]) * part_s, 3);
+      return M.number((steps[0] + column) * part_s, 3);
     }
     lastStepOf(column) {
-      const { steps, step_width } = this.heatmap.meta;
-      return steps[Math.min(steps.length, (column + 1) * this.bin[1]) - 1] + step_width - 1;
+      return this.stepAt(column) + this.heatmap.meta.step_width - 1;
     }
     // Where in `meta` the rank and the step of a cell are.
     placeOf({ row, column, cell, missing }) {
-      const { arrays } = this.heatmap;
-      if (arrays.row && !missing) return [arrays.row[cell], arrays.column[cell]];
-      return [row * this.bin[0], column * this.bin[1]];
+      const { arrays } = this.heatmap; // of bins they name the cell that stands for each
+      return arrays.row && !missing ? [arrays.row[cell], arrays.column[cell]] : [row, column];
     }
     zoomFrom([row0, row1, step0, step1], rows) {
       const inside = this.columnsIn(step0, step1);
@@ -50,7 +48,7 @@
       return { r0: Math.min(row0, rows - 1), r1: Math.min(row1 + 1, rows), c0: inside[0], c1: inside[inside.length - 1] + 1 };
     }
     zoomText({ r0, r1, c0, c1 }) {
-      return [r0, r1 - 1, this.stepAt(c0), this.stepAt(c1 - 1)].join(":");
+      return [r0, r1 - 1, this.stepAt(c0), this.lastStepOf(c1 - 1)].join(":");
     }
     heading(found, packed) {
       const { meta } = this.heatmap, [row, column] = this.placeOf(found), step = meta.steps[column];
@@ -85,9 +83,9 @@
       const found = [];
       if (stage) this.heatmap.meta.places.forEach((place, at) => {
         if (!place.split(" ").includes(stage)) return;
-        const row = Math.floor(at / this.bin[0]), last = found[found.length - 1];
-        if (last && row <= last[1] + 1) last[1] = row;
-        else found.push([row, row]);
+        const last = found[found.length - 1];
+        if (last && at === last[1] + 1) last[1] = at;
+        else found.push([at, at]);
       });
       return found;
     }
@@ -119,8 +117,8 @@
     // Sections in view with their name in their middle, if it has room beside others and the `taken` places.
     sectionHeads(middle, taken) {
       const { r0, r1 } = this.heatmap.window, heads = [];
-      for (const [label, start, end] of this.heatmap.meta.sections) {
-        const first = Math.max(r0, Math.floor(start / this.bin[0])), last = Math.floor(end / this.bin[0]);
+      for (const [label, start, last] of this.heatmap.meta.sections) {
+        const first = Math.max(r0, start);
         if (last < r0 || first >= r1) continue;
         const at = (middle(first) + middle(Math.min(last, r1 - 1))) / 2;
         const named = heads.length ? heads[heads.length - 1].named : undefined;

@@ -7,8 +7,9 @@
     constructor(heatmap) {
       this.heatmap = heatmap;
     }
-    show({ meta }) {
-      return [meta.grid.rows, meta.grid.columns];
+    show({ meta, arrays }) {
+      const { rows, columns } = meta.grid;
+      return { rows, columns, layer: { arrays, bin: [1, 1], row: 0, column: 0, rows, columns } };
     }
     // Where in `meta` the rank of a cell and its worst step are.
     placeOf({ cell }) {

@@ -1,4 +1,5 @@
-// The heatmap's canvas under a hand: zoom, hover, click, brush, keys, picture. Drawing is in heatmap_2_paint.js.
+// The heatmap's canvas under a hand: zoom, hover, click, brush, keys, picture. Drawing is in heatmap_2_paint.js, what is
+// drawn from in heatmap_4_layers.js.
 "use strict";
 (function () {
   const M = window.megascope;
@@ -9,6 +10,7 @@
       this.element = element;
       this.canvas = M.canvas(element, "Heatmap of ranks by steps; the table beside it lists the worst cells");
       this.marks = [];
+      this.layers = new M.HeatmapLayers(this);
       this.canvas.addEventListener("mousemove", (event) => this.hover(event));
       this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
       this.canvas.addEventListener("mousedown", (event) => this.press(event));
@@ -23,6 +25,7 @@
       this.end = () => {
         document.removeEventListener("keydown", onKey);
         silence();
+        this.layers.end();
       };
     }
     ready() {
@@ -30,12 +33,15 @@
     }
     show({ meta, arrays }) {
       this.meta = meta;
-      this.arrays = arrays;
       this.look = meta.shape === "hosts" ? new M.HostsByGpus(this) : new M.RanksBySteps(this);
-      [this.rows, this.columns] = this.look.show({ meta, arrays });
-      this.shown = arrays[meta.show];
-      this.scale = M.heatScale(meta.show, this.shown);
+      const { rows, columns, layer } = this.look.show({ meta, arrays });
+      Object.assign(this, { rows, columns });
+      this.scale = M.heatScale(meta.show, arrays[meta.show]);
+      this.layers.show(layer);
       this.followAddress();
+    }
+    drawFrom(layer) {
+      Object.assign(this, { layer, arrays: layer.arrays, shown: layer.arrays[this.meta.show] });
     }
     rowOf(rank) {
       return this.look.rowOf(rank);
@@ -43,6 +49,7 @@
     followAddress() {
       this.above = Number(M.parameter("above")) || null;
       this.window = this.zoomFromUrl();
+      this.layers.choose();
     }
     mark(marks) {
       this.marks = marks;
@@ -75,6 +82,7 @@
         M.announce();
       }
       M.noteSoon({ zoom: all ? null : this.look.zoomText(this.window) });
+      this.layers.choose();
       this.draw();
     }
 
@@ -82,22 +90,24 @@
     cellAt(event) {
       const [px, py] = M.place(event, this.canvas), { x, y, width, height } = this.plot;
       if (px < x || py < y || px >= x + width || py >= y + height) return null;
-      const { nx, ny, winner } = this.binned;
-      const pixelX = Math.floor(((px - x) / width) * nx), pixelY = Math.floor(((py - y) / height) * ny);
-      const { r0, r1, c0, c1 } = this.window;
+      const { nx, ny, winner, r0, r1, c0, c1 } = this.binned;
+      const pixelX = Math.floor(((px - this.xOf(c0)) / (this.xOf(c1) - this.xOf(c0))) * nx);
+      const pixelY = Math.floor(((py - this.yOf(r0)) / (this.yOf(r1) - this.yOf(r0))) * ny);
+      const { bin, columns, row: first, column: left } = this.layer, cell = winner[pixelY * nx + pixelX];
+      if (cell >= 0) {
+        const row = first + Math.floor(cell / columns) * bin[0], column = left + (cell % columns) * bin[1];
+        return { row, column, cell, missing: false };
+      }
       const row = r0 + Math.floor(((pixelY + 0.5) * (r1 - r0)) / ny), column = c0 + Math.floor(((pixelX + 0.5) * (c1 - c0)) / nx);
-      const cell = winner[pixelY * nx + pixelX];
-      if (cell >= 0) return { row: Math.floor(cell / this.columns), column: cell % this.columns, cell, missing: false };
-      const here = row * this.columns + column;
-      return this.arrays.at && this.arrays.at[here] < 0 ? null : { row, column, cell: here, missing: true };
+      const place = Math.floor((row - first) / bin[0]) * columns + Math.floor((column - left) / bin[1]);
+      return this.arrays.at && this.arrays.at[place] < 0 ? null : { row, column, cell: place, missing: true };
     }
     hover(event) {
       const found = this.ready() && this.plot && !this.dragging ? this.cellAt(event) : null;
       this.canvas.style.cursor = found ? "pointer" : "default";
       if (!found) return M.tipOff();
       const { meta, arrays } = this, [row] = this.look.placeOf(found);
-      const packed = meta.bin || this.binned.ny < this.window.r1 - this.window.r0 || this.binned.nx < this.window.c1 - this.window.c0;
-      const heading = this.look.heading(found, packed);
+      const heading = this.look.heading(found, this.isPacked());
       const where = [["host", meta.hosts[row]], ["place", meta.places[row]]];
       if (found.missing) return M.tip(event, heading, where, `No ${meta.segment} was recorded here: not the same as zero.`);
       const ratio = arrays.ratio[found.cell];

@@ -3,6 +3,7 @@
 (function () {
   const M = window.megascope;
   const MOST_ROWS = 200;
+  const ENDED = new Set(["dead", "exception"]); // roots that have no process to take a stack of
 
   M.make = (tag, properties = {}, ...children) => {
     const { data = {}, ...rest } = properties, node = Object.assign(document.createElement(tag), rest);
@@ -55,13 +56,14 @@
         waits ? make("p", { className: "flow" }, `It waits for ${waits}.`) : null, // of a rank that is not told it is not known
         waiters ? make("p", { className: "flow" }, waiters !== "no rank" ? `For it wait: ${waiters}.` : "No rank waits for it.") : null,
         this.timelineLink(rank),
-        stack ? make("details", {}, make("summary", {}, "Python stack"), make("pre", { className: "stack" }, stack)) : null,
+        stack ? make("details", { className: "stack-of", id: "stack-chosen" }, make("summary", {}, "Python stack"), make("pre", { className: "stack" }, stack)) : make("p", { className: "hint no-stack" }, this.noStack(rank)),
       ].filter(Boolean);
     }
     roots() {
       const verdict = this.model.verdict;
       if (!verdict) return [];
       if (!verdict.culprits.length) return [make("p", { className: "hint", id: "no-root" }, noRoot(verdict))];
+      const more = verdict.more ? [make("p", { className: "hint", id: "more-roots" }, `And ${verdict.more} more culprit${verdict.more > 1 ? "s" : ""}: megascope hang --json lists them.`)] : [];
       return verdict.culprits.flatMap((culprit, number) => {
         const rank = culprit.ranks[0];
         const several = culprit.ranks.length > 1 ? culprit.ranks.slice(0, 12) : [];
@@ -70,9 +72,19 @@
           make("ul", { className: "plain" }, ...culprit.evidence.map((text) => make("li", {}, text))),
           several.length ? make("p", { className: "chips" }, ...several.map((one) => make("button", { type: "button", onclick: () => this.scene.choose(one) }, `rank ${one}`))) : null,
           number < 3 ? this.timelineLink(rank, culprit.step) : null,
-          this.model.stacks[rank] ? make("details", {}, make("summary", {}, `Python stack of rank ${rank}`), make("pre", { className: "stack" }, this.model.stacks[rank])) : null,
+          this.rootStack(culprit, rank),
+          culprit.next.length ? make("details", { className: "next", id: `next-${number}`, open: number === 0 }, make("summary", {}, "What to do next"), make("ol", {}, ...culprit.next.map((text) => make("li", {}, text)))) : null,
         ].filter(Boolean);
-      });
+      }).concat(more);
+    }
+    rootStack(culprit, rank) {
+      const stack = this.model.stacks[rank];
+      if (stack) return make("details", { className: "stack-of", id: `stack-${rank}` }, make("summary", {}, `Python stack of rank ${rank}`), make("pre", { className: "stack" }, stack));
+      return ENDED.has(culprit.kind) || rank === undefined ? null : make("p", { className: "hint no-stack" }, this.noStack(rank));
+    }
+    noStack(rank) {
+      if (this.scene.alone) return `No Python stack of rank ${rank} is in this file.`;
+      return `No Python stack of rank ${rank} was taken: on a stall agents take them of jobs that run with MEGASCOPE_STACKS=1, or where py-spy is installed.`;
     }
     notes() {
       const notes = (this.model.verdict && this.model.verdict.notes) || [];

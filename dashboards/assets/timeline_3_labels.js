@@ -14,6 +14,12 @@
     context.fillText(shown, x, y);
   };
 
+  // A duration in two digits, for a narrow place.
+  function rough(ns) {
+    const [size, unit] = [[1e9, "s"], [1e6, "ms"], [1e3, "us"]].find(([least]) => ns >= least) || [1, "ns"];
+    return `${M.number(ns / size, 2)} ${unit}`;
+  }
+
   Object.assign(M.TimelinePainter.prototype, {
     drawGrid() {
       const context = this.context;
@@ -62,9 +68,9 @@
         this.labelFree = y + 10;
       }
       context.font = "12px " + this.font;
-      const more = [meta.places[rank], unsure === null ? "own clock" : unsure ? `±${M.duration(unsure)}` : ""].filter(Boolean);
+      const more = [meta.places[rank], unsure === null ? "own clock" : unsure ? `±${rough(unsure)}` : ""].filter(Boolean);
       const depth = isLow ? 0 : this.rankDepth(rank) - (top - edge);
-      if (depth < 17 * 2.7) more.splice(0, 2, more.join(" "));
+      if (depth < 17 * 2.7) more.splice(0, 2, more.reverse().join(" ")); // what is cut is never a number's unit
       if (!isLow) more.forEach((text, at) => depth > 17 * (at + 1.6) && M.fillFitted(context, text, 6, top + this.row * (at + 1.5), 82));
       context.strokeStyle = this.ink.line;
       context.beginPath();

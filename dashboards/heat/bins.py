@@ -23,6 +23,11 @@ def bin_size(rows: int, columns: int) -> tuple[int, int]:
     return -(-rows // max(BIN_ROWS, most // -(-columns // wide))), wide
 
 
+def few_cells() -> int:
+    """Cells of a window that are sent as they are with half of the window on all its sides, which is four times it."""
+    return MOST_CELLS // 4
+
+
 def hottest(shown: npt.NDArray[np.float64], size: tuple[int, int]) -> tuple[IntArray, IntArray]:
     """Row and column of the cell with the largest value in each bin, both [bin rows, bin columns]; -1: none has one.
 

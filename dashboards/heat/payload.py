@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy.typing as npt
 
 from ...collectors.reading.store import Attempt
 from ...heatmap.matrix import Matrix
-from ...profiler.errors import MegascopeError
+from ...profiler.errors import MegascopeError, UsageError
 from ..binary import pack
 from ..moments import step_moments
 from ..verdicts import peer_axis
 from ..view import METRICS, View
 from ..workbench import Workbench
-from .bins import bin_size, hottest
+from .address import source_of
+from .bins import bin_size, few_cells, hottest
 from .data import HeatChoice, choose, matrix_of, placement_of, rows_of
 from .grid import lay_out
 from .rows import UNKNOWN, FloatArray, IntArray, Rows, host_names, per_rank, place_texts, planes_of
@@ -29,7 +31,8 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     """Everything that the heatmap's canvas needs: planes float32 with NaN for what is missing.
 
     Ranks by steps: planes [rows x steps] or, of more cells than a screen takes, [bin rows x bin columns] with ``row``
-    and ``column`` of the cell that stands for each bin. Hosts by GPUs: planes [grid rows x grid columns] with ``at``,
+    and ``column`` of the cell that stands for each bin. A view with a ``zoom`` gets its rows and steps alone, so that a
+    part of a large matrix has its single cells. Hosts by GPUs: planes [grid rows x grid columns] with ``at``,
     the place of each cell's rank in ``ranks`` (-1: a gap), its worst ratio and the column of that step.
     """
     choice, placement = choose(view, bench, attempt), placement_of(bench, attempt)
@@ -37,12 +40,36 @@ def heat_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     if not len(matrix.steps) or not np.isfinite(matrix.values).any():
         _refuse(bench, attempt, choice)
     found = rows_of(matrix, placement, choice)
+    if view.zoom is not None and not choice.is_by_hosts:
+        matrix, found = _part(matrix, found, view.zoom)
     meta = _meta(bench, attempt, choice, matrix, found)
     planes = planes_of(matrix, found.rows)
     if choice.is_by_hosts:
         slots = _local_ranks(bench, attempt, matrix.ranks[found.rows])
         return _by_hosts(meta, planes, choice, found, slots)
     return by_steps(meta, planes, choice.show, choice.above)
+
+
+def _part(matrix: Matrix, found: Rows, zoom: tuple[int, ...]) -> tuple[Matrix, Rows]:
+    """The matrix and its rows within a zoom: rows [first, last], and columns that have one of its steps [first, last].
+
+    Raises UsageError where there are none.
+    """
+    rows = found.rows[zoom[0] : zoom[1] + 1]
+    inside = (matrix.steps + matrix.step_width > zoom[2]) & (matrix.steps <= zoom[3])
+    if not len(rows) or not inside.any():
+        raise UsageError("The picture has no such rows and steps: look at the whole of it, and zoom in again.")
+    planes = {name: plane[:, inside] for name, plane in planes_of(matrix, rows).items()}
+    part = replace(
+        matrix,
+        ranks=matrix.ranks[rows],
+        steps=matrix.steps[inside],
+        values=planes["value"],
+        peers_median=planes["peers"],
+        ratio=planes["ratio"],
+        z=planes["z"],
+    )
+    return part, Rows(np.arange(len(rows)), ())
 
 
 def _refuse(bench: Workbench, attempt: Attempt, choice: HeatChoice) -> None:
@@ -62,6 +89,7 @@ def _meta(bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix
     if choice.parts is not None:
         ended = [choice.parts.base_ns + (int(part) + 1) * choice.parts.length_ns for part in matrix.steps]
     return {
+        "source": source_of(bench, attempt, choice),
         "segment": choice.segment,
         "metric": "spans" if choice.metric == "count" else METRICS[choice.metric].partition(" (")[0],
         "unit": "spans" if choice.metric == "count" else "ms",
@@ -90,7 +118,10 @@ def by_steps(meta: dict[str, Any], planes: Mapping[str, FloatArray], show: str, 
     arrays: Arrays = {
         name: np.where(row < 0, np.nan, plane[row, column]).astype(np.float32) for name, plane in planes.items()
     }
-    return pack(meta | {"bin": size}, arrays | {"row": row.astype(np.int32), "column": column.astype(np.int32)})
+    return pack(
+        meta | {"bin": size, "few": few_cells()},
+        arrays | {"row": row.astype(np.int32), "column": column.astype(np.int32)},
+    )
 
 
 def _standing(

@@ -137,8 +137,8 @@ def host_names(placement: Placement, ranks: IntArray) -> list[str | None]:
 def place_texts(placement: Placement, ranks: Sequence[int]) -> list[str]:
     """Each rank's coordinates in words, such as "pp1 dp0 tp1"."""
     wanted = np.array(ranks, np.int64)
-    columns = {axis: placement.coordinate(axis, wanted).tolist() for axis in placement.coordinates}
-    return [
-        " ".join(f"{axis}{column[at]}" for axis, column in columns.items() if column[at] >= 0)
-        for at in range(len(wanted))
+    columns = [
+        [f"{axis}{index}" if index >= 0 else "" for index in placement.coordinate(axis, wanted).tolist()]
+        for axis in placement.coordinates
     ]
+    return [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)] if columns else [""] * len(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,13 @@ from ...collectors.hardware.kernel_lines import Severity
 from ...collectors.hardware.printing import cells, highest, lowest
 from ...collectors.hardware.report import GpuHealth, HealthReport, HostHealth, health_report, sentence
 from ...collectors.hardware.rules import port_errors
+from ...collectors.reading.store import Attempt
+from ..alarm_data import AlarmRow, State, alarms_of
+from ..alarm_list import alarm_list
 from ..components import Awaited, Rendered, banner, controls, facts, field, hint, number, table
 from ..health_history import Line, lines_of_hosts
 from ..health_host import opened
+from ..incident_data import Told, incidents_of_run
 from ..shell import job_controls
 from ..sparkline import sparkline
 from ..view import View, ranks_text
@@ -24,6 +29,8 @@ from .page import Page
 MOST_HOSTS = 40
 MOST_LEFT_OUT = 30
 FIRST_WAIT_S = 0.5
+ALARMS_READ_S = 10.0
+"""Alarms are read again after so long at most."""
 TONES = {Severity.ERROR: ("bad", "TROUBLE"), Severity.WARNING: ("unsure", "WORTH A LOOK")}
 _WORDS = {Severity.ERROR: "trouble", Severity.WARNING: "look", Severity.NOTE: "note", None: "–"}
 COLDEST, HOTTEST = 20.0, 100.0
@@ -53,12 +60,15 @@ def body(view: View, bench: Workbench) -> Rendered:
         lambda: lines_of_hosts(bench.store, attempt, names, report.moment_ns or 0),
         wait_s=FIRST_WAIT_S,
     )
+    incidents = bench.cached(("run incidents", attempt.run), lambda: incidents_of_run(bench.store, attempt.run))
+    alarms = _alarms(bench, attempt, incidents)
     return Rendered(
         _banner(report),
         [
-            facts(_facts(report)),
+            facts([*_facts(report), *_alarm_fact(alarms)]),
             *_list(report, hosts, lines.value or {}, view),
-            *opened(bench, attempt, report, _chosen(hosts, view), view),
+            *opened(bench, attempt, report, _chosen(hosts, view), view, incidents),
+            *alarm_list(alarms, view),
             *_not_sampled(report),
         ],
         Awaited.NEWER if latest.stale or lines.stale else Awaited.NOTHING,
@@ -99,6 +109,22 @@ def _facts(report: HealthReport) -> list[tuple[str, str, str]]:
         ("ports", f"RDMA ports, {down} of them down" if down else "RDMA ports sampled", number(len(ports))),
         ("lost", "spans lost", number(sum(one.lost_spans for one in report.hosts))),
     ]
+
+
+def _alarms(bench: Workbench, attempt: Attempt, incidents: Sequence[Told]) -> list[AlarmRow] | str:
+    """The alarms, or why they cannot be read. They change without the store's version: they are read again soon."""
+    key = ("alarms", attempt.run, attempt.attempt, int(time.monotonic() / ALARMS_READ_S))
+    try:
+        return bench.cached(key, lambda: alarms_of(bench.store.root, attempt.run, attempt.attempt, incidents))
+    except OSError as error:
+        return f"The alarms of this attempt cannot be read: {error}"
+
+
+def _alarm_fact(rows: Sequence[AlarmRow] | str) -> list[tuple[str, str, str]]:
+    if isinstance(rows, str):
+        return [("alarms", "alarms: not readable", number(None))]
+    untold = sum(row.state in (State.WAITING, State.FAILED) for row in rows)
+    return [("alarms", f"alarms, {untold} of them not told" if untold else "alarms", number(len(rows)))]
 
 
 _COLUMNS = {

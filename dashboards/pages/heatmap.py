@@ -10,6 +10,7 @@ from ...collectors.reading.store import Attempt
 from ...heatmap.matrix import Matrix
 from ..absence import pruned_texts
 from ..components import Awaited, Rendered, controls, data, field, hint, number, select, table, widget
+from ..heat.address import shown_view, source_of
 from ..heat.bins import bin_size
 from ..heat.data import (
     SLOW_RATIO,
@@ -90,16 +91,16 @@ def body(view: View, bench: Workbench) -> Rendered:
     attempt = bench.attempt(view)
     steps = steps_of(bench, attempt, view)
     banners, awaited = verdict_banners(bench, attempt, view, steps=steps)
-    glance = glance_at(bench, attempt, steps, wait_s=FIRST_WAIT_S)
+    # One analysis runs at a time: behind the first verdict there is nothing to wait for.
+    glance = glance_at(bench, attempt, steps, wait_s=0.0 if awaited == Awaited.FIRST else FIRST_WAIT_S)
     choice = choose(view, bench, attempt)  # after the verdict and the glance, which it follows
     matrix = matrix_of(bench, attempt, choice)
     verdict = stragglers_of(bench, attempt, steps, wait_s=0).value
-    shown = _shown(attempt, choice)
     heat = [
         _ways_out(view, bench, attempt, choice),
         widget(
             "heatmap",
-            f"{shown.url('/data/heatmap')}&v={bench.stamp()}",
+            source_of(bench, attempt, choice),
             height=452,
             marks=marks_of(verdict, choice.segment),
         ),
@@ -122,24 +123,6 @@ def body(view: View, bench: Workbench) -> Rendered:
     return Rendered(banners, children, max(awaited, more), choice.segment)
 
 
-def _shown(attempt: Attempt, choice: HeatChoice) -> View:
-    """The view of the widget's data and of the export: all that is shown, spelled out."""
-    return View(
-        run=attempt.run,
-        attempt=attempt.attempt,
-        segment=choice.segment,
-        metric=choice.metric,
-        show=choice.show,
-        order=choice.order,
-        steps=choice.steps,
-        ranks=choice.ranks,
-        shape=choice.shape,
-        group=choice.group or None,
-        over=choice.over,
-        above=choice.above,
-    )
-
-
 def _ways_out(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice) -> Component:
     """What is shown in words, a way back to all steps, and CSV, PNG and SQL."""
     steps = "all steps" if choice.steps is None else f"steps {choice.steps[0]} to {choice.steps[1]}"
@@ -150,7 +133,7 @@ def _ways_out(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice
             html.Span([html.B(choice.segment), f": {METRICS[choice.metric]}, {SHOWN[choice.show]}, {steps}"]),
             *([] if choice.steps is None else [whole]),
             html.Span(className="grow"),
-            html.A("CSV", href=_shown(attempt, choice).url("/export/heatmap.csv"), download="", id="heatmap-csv"),
+            html.A("CSV", href=shown_view(attempt, choice).url("/export/heatmap.csv"), download="", id="heatmap-csv"),
             html.Button("PNG", **data(action="heatmap-png"), id="heatmap-png", className="quiet"),
             dcc.Link("SQL", href=query, id="heatmap-sql"),
         ],
@@ -183,7 +166,7 @@ def _bins(matrix: Matrix, choice: HeatChoice) -> str:
     if high == wide == 1:
         return ""
     columns = "" if wide == 1 else f" x {wide} columns"
-    return f" A cell is the hottest of {high} ranks{columns}: name ranks or steps to see each."
+    return f" A cell is the hottest of {high} ranks{columns}: zoom in to see each."
 
 
 def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix) -> list[Component]:

@@ -8,6 +8,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from ...collectors.goodput import Goodput, run_goodput
 from ...collectors.reading.store import Attempt
 from ..components import Rendered, banner, facts, hint, number, table, utc
 from ..incident_data import RECOVERY, TIMES, Told, incidents_of_run
@@ -19,6 +20,7 @@ from .page import Page
 
 MOST_ROWS = 100
 MOST_ACTIONS = 60
+MOST_CULPRITS = 20
 SIGN = "sign-"
 NAMES = {
     "detection_s": "noticed after", "diagnosis_s": "diagnosed in", "check_s": "checked and ended in",
@@ -35,10 +37,16 @@ def body(view: View, bench: Workbench) -> Rendered:
     """The newest in a sentence, the list, and the chosen one."""
     attempt = bench.attempt(view)
     found = bench.cached(("run incidents", attempt.run), lambda: incidents_of_run(bench.store, attempt.run))
+    good = bench.cached(("goodput", attempt.run), lambda: run_goodput(bench.store, attempt.run))
     chosen = _chosen(found, view)
     return Rendered(
         _banner(attempt, found),
-        [facts(_facts(found)), *_list(found, chosen, view), *_opened(bench, chosen, view), *_unknown(chosen, view)],
+        [
+            facts([*_facts(found), *_goodput(good)]),
+            *_list(found, chosen, view),
+            *_opened(bench, chosen, view),
+            *_unknown(chosen, view),
+        ],
     )
 
 
@@ -62,6 +70,23 @@ def _facts(found: list[Told]) -> list[tuple[str, str, str]]:
         ("median", "median recovery", f"{whole[len(whole) // 2]:.0f} s" if whole else "–"),
         ("signs", "signs", number(sum(one.kind.startswith(SIGN) for one in found))),
     ]
+
+
+def _goodput(good: Goodput | None) -> list[tuple[str, str, str]]:
+    """Share of the run's time in which steps were made that count, and what the rest went into."""
+    if good is None:
+        return [("goodput", "goodput: no completed step is known", number(None))]
+    share = number(None) if good.goodput is None else f"{good.goodput:.1%}"
+    rest = f"{_span(good.repeated_s)} of steps made again, {_span(good.other_s)} between steps"
+    return [("goodput", f"goodput of {_span(good.total_s)}: {rest}", share)]
+
+
+def _span(seconds: float) -> str:
+    """A duration in the unit that reads best."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"
 
 
 _COLUMNS = {
@@ -136,6 +161,7 @@ def _opened(bench: Workbench, one: Told | None, view: View) -> list[Component]:
         html.P([one.what, " ", *_links(bench, one, view)]),
         *([facts(spent)] if spent else []),
         *_evidence(one),
+        *_next(one),
         *_actions(one),
     ]
 
@@ -172,12 +198,29 @@ def _evidence(one: Told) -> list[Component]:
             else None,
             "statement": html.Span(str(evidence.get("statement")), className="wrap"),
         }
-        for culprit in one.culprits[:20]
+        for culprit in one.culprits[:MOST_CULPRITS]
         for evidence in culprit.get("evidence") or ()
         if isinstance(evidence, dict)
     ]
     columns = {"who": "culprit", "kind": "kind", "confidence": "confidence", "statement": "evidence"}
-    return [html.H2("Evidence"), table(columns, rows, numbers=("confidence",), name="evidence")] if rows else []
+    more = len(one.culprits) - MOST_CULPRITS
+    rest = [hint(f"And {more:,} more culprits: the incident's verdict in the store has all.")] if more > 0 else []
+    shown = [html.H2("Evidence"), table(columns, rows, numbers=("confidence",), name="evidence")] if rows else []
+    return [*shown, *rest]
+
+
+def _next(one: Told) -> list[Component]:
+    """What to do about each culprit, as its verdict says: the first one's, the others' folded."""
+    told = [(_named(culprit), [str(step) for step in steps]) for culprit in one.culprits[:MOST_CULPRITS]
+            if isinstance(steps := culprit.get("next"), list) and steps]  # fmt: skip
+    if not told:
+        return []
+    lists = [
+        html.Details([html.Summary(f"about {who}"), html.Ol([html.Li(step) for step in steps])],
+                     className="fold", id=f"next-{number}", open=number == 0)
+        for number, (who, steps) in enumerate(told)
+    ]  # fmt: skip
+    return [html.H2("What to do next"), html.Div(lists, id="next")]
 
 
 def _named(culprit: Mapping[str, Any]) -> str:

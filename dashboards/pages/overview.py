@@ -12,8 +12,10 @@ from ...collectors.reading.store import Attempt
 from ...heatmap.verdict import describe
 from ..absence import pruned_texts
 from ..components import Rendered, facts, hint, milliseconds, number, table, utc, widget
+from ..contributions import what_if
 from ..curves import Headline, headline
-from ..findings import verdict_details, what_if
+from ..evidence import evidence_of, sure
+from ..findings import verdict_details
 from ..shell import job_controls
 from ..verdicts import culprit_links, stragglers_of, verdict_banners
 from ..view import View
@@ -37,7 +39,8 @@ def body(view: View, bench: Workbench) -> Rendered:
     children: list[Component] = [
         facts([*_facts(attempt, head), _recording(cost)]),
         *_findings(bench, attempt, view),
-        *what_if(verdict),
+        *evidence_of(verdict, attempt),
+        *what_if(verdict, attempt),
         widget("curves", f"{source}&v={bench.stamp()}", height=330),
         *verdict_details(verdict, attempt, view),
         *(hint(text) for text in pruned_texts(bench, attempt)),
@@ -73,13 +76,14 @@ def _findings(bench: Workbench, attempt: Attempt, view: View) -> list[Component]
         {
             "finding": describe(culprit),
             "cause": culprit.cause,
+            "confidence": sure(culprit.confidence),
             "more": html.Span([part for link in culprit_links(culprit, attempt, view) for part in (link, " ")]),
         }
         for culprit in verdict.culprits
     ]
     return [
         html.H2(f"All {len(rows)} findings"),
-        table({"finding": "finding", "cause": "cause", "more": ""}, rows, name="findings"),
+        table({"finding": "finding", "cause": "cause", "confidence": "", "more": ""}, rows, name="findings"),
     ]
 
 

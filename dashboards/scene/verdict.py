@@ -1,10 +1,11 @@
-"""The verdict as the 3D page has it: culprits with their evidence, and what the data cannot tell."""
+"""The verdict as the 3D page has it: culprits with their evidence, what to do next, and what the data cannot tell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ...viz3d.advice import next_steps
 from ...viz3d.states import RankState, Snapshot
 from ...viz3d.verdict import CulpritKind, HangVerdict, describe
 
@@ -26,6 +27,7 @@ CAUSES = {
 """A root's cause in a word or two, for its label in the picture."""
 
 MOST_CULPRITS = 12
+"""So many are told; how many more there are stands below them."""
 
 
 def verdict_of(verdict: HangVerdict, snapshot: Snapshot) -> dict[str, Any]:
@@ -46,10 +48,17 @@ def verdict_of(verdict: HangVerdict, snapshot: Snapshot) -> dict[str, Any]:
             "title": describe(culprit),
             "step": _step(snapshot.states.get(culprit.ranks[0]) if culprit.ranks else None),
             "evidence": [one.statement for one in culprit.evidence],
+            "next": list(next_steps(culprit)),
         }
         for culprit in verdict.culprits[:MOST_CULPRITS]
     ]
-    return {"state": str(verdict.verdict), "sentence": verdict.sentence(), "culprits": culprits, "notes": notes}
+    return {
+        "state": str(verdict.verdict),
+        "sentence": verdict.sentence(),
+        "culprits": culprits,
+        "more": max(0, len(verdict.culprits) - MOST_CULPRITS),
+        "notes": notes,
+    }
 
 
 def _step(state: RankState | None) -> int | None:

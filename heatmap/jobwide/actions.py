@@ -63,11 +63,19 @@ def scheduled_compute(store: Store, attempt: Attempt) -> dict[int, list[Key]]:
 
 
 def observed_actions(
-    store: Store, attempt: Attempt, seen: Observations, scheduled: Mapping[int, list[Key]]
+    store: Store,
+    attempt: Attempt,
+    seen: Observations,
+    scheduled: Mapping[int, list[Key]],
+    steps: IntArray | None = None,
 ) -> list[StageActions]:
-    """What a sample of the ranks of every stage did; a stage whose spans carry no micro-batches is left out."""
+    """What a sample of the ranks of every stage did; a stage whose spans carry no micro-batches is left out.
+
+    ``steps`` are ascending; None: a sample of those observed.
+    """
     ranks, stages = _sample(seen)
-    steps = seen.steps[np.unique(np.linspace(0, len(seen.steps) - 1, MAX_STEPS).astype(int))]
+    if steps is None:
+        steps = seen.steps[np.unique(np.linspace(0, len(seen.steps) - 1, MAX_STEPS).astype(int))]
     if not len(ranks) or not len(steps):
         return []
     table = _spans(store, attempt, ranks, steps)

@@ -7,15 +7,25 @@ from ..observations import Observations
 from ..verdict import Findings
 from .barrier import find_barrier
 from .checkpoints import find_checkpoints
+from .data_stalls import find_data_stalls
+from .launch_drift import find_launch_drift
 from .sequences import find_uneven_input
 from .stages import find_uneven_stages
 from .warm_up import find_warm_up
 
-_ANALYSES = (find_uneven_stages, find_uneven_input, find_checkpoints, find_barrier, find_warm_up)
+_ANALYSES = (
+    find_uneven_stages,
+    find_uneven_input,
+    find_checkpoints,
+    find_data_stalls,
+    find_launch_drift,
+    find_barrier,
+    find_warm_up,
+)
 
 
 def find_jobwide(store: Store, attempt: Attempt, seen: Observations) -> Findings:
-    """Uneven stages and micro-batches, checkpoints, barriers, warm-up; only a host whose storage stalls is accused."""
+    """All that is wrong with the job as a whole or a stage; of machines only a host whose storage stalls is named."""
     found = [find(store, attempt, seen) for find in _ANALYSES]
     return Findings(
         culprits=tuple(culprit for one in found for culprit in one.culprits),

@@ -10,11 +10,11 @@ from cyclopts.validators import Number
 from .common import Json, print_json, print_report, progress_of
 
 if TYPE_CHECKING:
-    from ..scoring.scoring import Score
+    from ..scoring.scoring import AnalyserScore, Score
 
 POSITIVE = Number(gte=1)
 
-QUICK_RANKS, QUICK_TRIALS = 64, 56
+QUICK_RANKS, QUICK_TRIALS = 64, 58
 """Twice each kind, in jobs so small that a trial takes a second."""
 
 
@@ -23,7 +23,7 @@ def score(
     ranks: Annotated[int | None, Parameter(help="Ranks of each job; 512 by default.", validator=POSITIVE)] = None,
     trials: Annotated[
         int | None,
-        Parameter(help="Number of jobs, the kinds of faults by turns; 112 by default.", validator=POSITIVE),
+        Parameter(help="Number of jobs, the kinds of faults by turns; 116 by default.", validator=POSITIVE),
     ] = None,
     kinds: Annotated[str | None, Parameter(help="Kinds of faults, such as slow-gpu,host-stuck,healthy; all.")] = None,
     seeds: Annotated[
@@ -65,7 +65,7 @@ def score(
     with progress_of("simulating and judging") as progress:
         result = run_campaign(
             ranks=ranks or (QUICK_RANKS if quick else 512),
-            trials=trials or (QUICK_TRIALS if quick else 112),
+            trials=trials or (QUICK_TRIALS if quick else 116),
             kinds=[part.strip() for part in kinds.split(",")] if kinds else [],
             seeds=SeedSet(seeds),
             noise=noise,
@@ -103,5 +103,14 @@ def render(result: Score) -> Any:
         exact = ["-" if number is None else f"{number:.0%}" for number in answers]
         table.add_row(one.kind, str(one.trials), *shares, str(one.called_fine), str(one.claims), *exact)
     healthy = f"False alarms: {result.false_alarms} of {result.healthy_trials} healthy jobs."
+    asked = [_asked(verb, one) for verb, one in result.analysers().items()]
     failed = [f"Failed: {describe(one.trial)}: {one.failure}" for one in result.outcomes if one.failure is not None]
-    return Group(table, healthy, *failed)
+    return Group(table, healthy, *asked, *failed)
+
+
+def _asked(verb: str, one: AnalyserScore) -> str:
+    """What a verb's trials came to, in words."""
+    took = (
+        "" if one.median_s is None else f"; a verdict took {one.median_s:.2f} s (median), {one.worst_s:.2f} s (worst)"
+    )
+    return f"{verb}: {one.trials} jobs, {one.healthy_trials} of them healthy, {one.false_alarms} false alarms{took}."

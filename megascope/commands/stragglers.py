@@ -72,7 +72,8 @@ def stragglers(
     from ..heatmap.stragglers import find_stragglers  # noqa: PLC0415
     from ..heatmap.verdict import to_json  # noqa: PLC0415
 
-    verdict = find_stragglers(opened, chosen, steps=between)
+    with progress_of("judging") as progress:
+        verdict = find_stragglers(opened, chosen, steps=between, progress=progress)
     if json:
         print_json(to_json(verdict))
     else:

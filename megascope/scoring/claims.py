@@ -63,6 +63,13 @@ class Truth:
     host: str | None = None
     also: frozenset[str] = frozenset()
     """Other kinds that are as true, since nothing that the job did tells them apart."""
+    of_all: bool = False
+    """Whether all ranks of the job carry it."""
+
+    @property
+    def is_job_wide(self) -> bool:
+        """Whether no rank is to blame."""
+        return self.kind in JOB_WIDE or (self.of_all and self.kind == FaultKind.DATA_STALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,7 @@ def compare_claims(claims: Sequence[Claim], truth: Truth | None) -> Comparison:
 
 def _is_there(claim: Claim, truth: Truth) -> bool:
     """Whether a claim blames none but those that carry the fault."""
-    if truth.kind in JOB_WIDE:
+    if truth.is_job_wide:
         return claim.kind == truth.kind and (not claim.ranks or claim.ranks <= truth.ranks)
     if claim.covers:
         return truth.ranks <= claim.ranks and len(claim.ranks) <= MOST_COVERED * len(truth.ranks)
@@ -180,12 +187,12 @@ def _is_there(claim: Claim, truth: Truth) -> bool:
 
 def _singles_out(claim: Claim, truth: Truth) -> bool:
     """Whether a claim blames some ranks for what the whole job or stage has."""
-    return truth.kind in JOB_WIDE and bool(claim.ranks) and claim.ranks != truth.ranks
+    return truth.is_job_wide and bool(claim.ranks) and claim.ranks != truth.ranks
 
 
 def _is_complete(claims: Sequence[Claim], truth: Truth) -> bool:
     """Whether all that carry the fault are blamed."""
-    if truth.kind in JOB_WIDE:
+    if truth.is_job_wide:
         return any(not _singles_out(one, truth) for one in claims)
     if not claims or any(one.covers or _is_host_of_nic(one, truth) for one in claims):
         return bool(claims)

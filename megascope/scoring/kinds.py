@@ -10,15 +10,29 @@ from ..trainer.simulator.faults import HANG_KINDS, HELD_UP_KINDS, SLOW_KINDS, Fa
 HEALTHY = "healthy"
 """The kind of trials without a fault."""
 
-DEAD_HOST, LOST_SEND = "dead-host", "lost-send"
+DEAD_HOST, LOST_SEND, JOB_DATA = "dead-host", "lost-send", "job-data-stall"
 
-VARIANTS: Mapping[str, FaultKind] = {DEAD_HOST: FaultKind.DEAD, LOST_SEND: FaultKind.MISSING_CALL}
-"""Kinds of trials with a name of their own, whose faults are of another kind: a whole host dies, a send never comes."""
+VARIANTS: Mapping[str, FaultKind] = {
+    DEAD_HOST: FaultKind.DEAD,
+    LOST_SEND: FaultKind.MISSING_CALL,
+    JOB_DATA: FaultKind.DATA_STALL,
+}
+"""Kinds of trials with a name of their own, whose faults are of another kind: a whole host dies, a send never comes,
+all ranks that load wait for data."""
 
-HANG_TRIALS = frozenset({FaultKind.LOST_HEARTBEATS, *HANG_KINDS, *VARIANTS, *HELD_UP_KINDS})
+HANG_TRIALS = frozenset({FaultKind.LOST_HEARTBEATS, *HANG_KINDS, DEAD_HOST, LOST_SEND, *HELD_UP_KINDS})
 """Kinds whose jobs `hang` is asked about."""
 
-KINDS = (HEALTHY, *SLOW_KINDS, FaultKind.LOST_HEARTBEATS, *HANG_KINDS, *VARIANTS, *HELD_UP_KINDS)
+KINDS = (
+    HEALTHY,
+    *SLOW_KINDS,
+    JOB_DATA,
+    FaultKind.LOST_HEARTBEATS,
+    *HANG_KINDS,
+    DEAD_HOST,
+    LOST_SEND,
+    *HELD_UP_KINDS,
+)
 
 
 class SeedSet(StrEnum):
@@ -61,6 +75,10 @@ MAGNITUDES: Mapping[str, Mapping[SeedSet, tuple[str, ...]]] = {
     FaultKind.DATA_STALL: {
         SeedSet.TUNE: ("delay_ms=60", "delay_ms=400:every=3"),
         SeedSet.REPORT: ("delay_ms=40", "delay_ms=100:every=2", "delay_ms=300:every=4"),
+    },
+    JOB_DATA: {
+        SeedSet.TUNE: ("delay_ms=200", "delay_ms=600:every=3"),
+        SeedSet.REPORT: ("delay_ms=250", "delay_ms=900:every=4"),
     },
     FaultKind.STORAGE_STALL: {
         SeedSet.TUNE: ("delay_ms=400:every=3", "delay_ms=1500:every=5"),

@@ -73,6 +73,8 @@ class Outcome:
     """Early warnings, which accuse nobody."""
     answer: Answer | None = None
     """How exact a hang verdict is."""
+    verdict_s: float | None = None
+    """What the verdict alone took, from an open store; None where there is none."""
 
 
 def run_trials(
@@ -164,10 +166,12 @@ def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
     simulate(job, root, ROLLUPS if trial.on_rollups else SPANS, faults=faults)
     with Store(root) as store:
         attempt = store.attempt()
+        began = time.perf_counter()
         verdict = find_stragglers(store, attempt)
+        took_s = time.perf_counter() - began
         also = looks_like(faults[0], STEPS) if faults else frozenset[str]()
         comparison = compare_claims(claims_of_stragglers(verdict), _truth(store, attempt, also))
-        return Outcome(trial, str(verdict.verdict), comparison, 0.0, warnings=len(verdict.warnings))
+        return Outcome(trial, str(verdict.verdict), comparison, 0.0, warnings=len(verdict.warnings), verdict_s=took_s)
 
 
 def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
@@ -193,7 +197,9 @@ def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
         attempt = store.attempt()
         if fault is not None and fault.kind in HELD_UP_KINDS:
             now_ns = store.query("SELECT max(moment_ns) AS last FROM heartbeats", attempt=attempt)["last"][0].as_py()
-        verdict, truth = diagnose(store, attempt, now_ns=now_ns), _truth(store, attempt)
+        began = time.perf_counter()
+        verdict = diagnose(store, attempt, now_ns=now_ns)
+        took_s, truth = time.perf_counter() - began, _truth(store, attempt)
         heard = frozenset(store.query("SELECT DISTINCT rank FROM heartbeats", attempt=attempt)["rank"].to_pylist())
     is_innocent = truth is not None and truth.kind in INNOCENT
     comparison = compare_claims(claims_of_hang(verdict), None if is_innocent else truth)
@@ -201,7 +207,7 @@ def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
         is_fine = _is_fine(verdict, truth, heard)
         comparison = replace(comparison, found=is_fine, placed=is_fine)
     answer = answer_of_hang(verdict, truth, heard)
-    return Outcome(trial, str(verdict.verdict), comparison, 0.0, answer=answer)
+    return Outcome(trial, str(verdict.verdict), comparison, 0.0, answer=answer, verdict_s=took_s)
 
 
 def _is_fine(verdict: HangVerdict, truth: Truth | None, heard: frozenset[int]) -> bool:
@@ -216,4 +222,5 @@ def _truth(store: Store, attempt: Attempt, also: frozenset[str] = frozenset()) -
     rows = store.query("SELECT kind, ranks, host FROM faults", attempt=attempt).to_pylist()
     if not rows:
         return None
-    return Truth(str(rows[0]["kind"]), frozenset(rows[0]["ranks"]), rows[0]["host"], also)
+    ranks = frozenset(rows[0]["ranks"])
+    return Truth(str(rows[0]["kind"]), ranks, rows[0]["host"], also, len(ranks) == attempt.world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,6 +71,18 @@ def _share(part: int, whole: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class AnalyserScore:
+    """What one verb's trials came to: how many of them, how many of a healthy job, how many of these it accused
+    somebody in, and what a verdict alone took in seconds (None where none was reached)."""
+
+    trials: int
+    healthy_trials: int
+    false_alarms: int
+    median_s: float | None
+    worst_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """The score of a campaign. ``false_alarms`` are healthy trials with at least one accusation, ``false_warnings``
     those with an early warning."""
@@ -85,10 +98,30 @@ class Score:
     false_warnings: int = 0
     outcomes: tuple[Outcome, ...] = field(repr=False, default=())
 
+    def analysers(self) -> dict[str, AnalyserScore]:
+        """By verb, those that were asked."""
+        asked = {verb: [one for one in self.outcomes if one.trial.looks_at_hangs == hangs] for verb, hangs in _VERBS}
+        return {verb: _of_analyser(outcomes) for verb, outcomes in asked.items() if outcomes}
+
     @property
     def has_failed(self) -> bool:
         """Whether there were trials, and not one came to a verdict."""
         return bool(self.outcomes) and all(one.failure is not None for one in self.outcomes)
+
+
+_VERBS = (("stragglers", False), ("hang", True))
+
+
+def _of_analyser(outcomes: Sequence[Outcome]) -> AnalyserScore:
+    healthy = [one for one in outcomes if one.trial.kind == HEALTHY]
+    took = [one.verdict_s for one in outcomes if one.verdict_s is not None]
+    return AnalyserScore(
+        trials=len(outcomes),
+        healthy_trials=len(healthy),
+        false_alarms=sum(bool(one.comparison.wrong) for one in healthy),
+        median_s=round(statistics.median(took), 3) if took else None,
+        worst_s=round(max(took), 3) if took else None,
+    )
 
 
 def score(
@@ -176,6 +209,7 @@ def as_json(result: Score) -> dict[str, Any]:
         "healthy_trials": result.healthy_trials,
         "false_alarms_in_healthy": result.false_alarms,
         "early_warnings_in_healthy": result.false_warnings,
+        "analysers": {verb: _analyser_json(one) for verb, one in result.analysers().items()},
         "failures": [
             {"trial": describe(one.trial), "reason": one.failure} for one in result.outcomes if one.failure is not None
         ],
@@ -202,10 +236,20 @@ def outcomes_json(result: Score) -> list[dict[str, Any]]:
             "reads_results": one.trial.reads_results,
             "missing": one.trial.missing,
             "seconds": round(one.seconds, 2),
+            "verdict_s": None if one.verdict_s is None else round(one.verdict_s, 3),
             "warnings": one.warnings,
         }
         for one in result.outcomes
     ]
+
+
+def _analyser_json(one: AnalyserScore) -> dict[str, Any]:
+    return {
+        "trials": one.trials,
+        "healthy_trials": one.healthy_trials,
+        "false_alarms_in_healthy": one.false_alarms,
+        "verdict_s": {"median": one.median_s, "worst": one.worst_s},
+    }
 
 
 def _kind_json(one: KindScore) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from .kinds import (
     FLEET_MAGNITUDES,
     HANG_TRIALS,
     HEALTHY,
+    JOB_DATA,
     KINDS,
     MAGNITUDES,
     VARIANTS,
@@ -214,7 +215,7 @@ def _place(kind: str, choice: str, job: SimulatedJob, random: np.random.Generato
     of_host = kind in (FaultKind.SLOW_HOST, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, DEAD_HOST)
     if of_host or (kind == FaultKind.DEGRADED_NIC and random.random() < 0.5):
         return f"host={int(random.integers(grid.hosts))}"
-    if kind in (FaultKind.GC_DRIFT, FaultKind.UNEVEN_SEQUENCES):
+    if kind in (FaultKind.GC_DRIFT, FaultKind.UNEVEN_SEQUENCES, JOB_DATA):
         return ""
     if kind == FaultKind.UNEVEN_STAGES:
         return f"stage={int(random.integers(grid.stages))}"

@@ -45,6 +45,8 @@ def test_effects_are_told_with_their_intervals(
             Run(
                 variant=name, repeat=repeat, tokens=100, cpu_ns=1e5, messages=4, size_bytes=2000,
                 wall_ns=wall * (1 + (repeat % 3) / 100 if name == "control" else 1) * (1 - repeat % 2 / 100),
+                wait_ns={"dp": 2e6 if name == "dp-overlap" else 5e6 + repeat % 3 * 1e3, "data": 1e6},
+                memory_bytes=7_300_000,
             )
             for repeat in range(10)
             for name, wall in times.items()
@@ -58,11 +60,42 @@ def test_effects_are_told_with_their_intervals(
     assert overlap["speed_percent"] == pytest.approx(25)
     assert overlap["speed_interval_percent"] == pytest.approx([25, 25])
     assert (overlap["messages_per_step"], overlap["bytes_per_step"]) == (4, 2000)
+    assert (base["against"], control["against"], overlap["against"]) == (None, "base", "base")
+    assert "exposed_wait_change_ms" not in base
+    assert not control["exposed_wait_visible"]
+    assert overlap["exposed_wait_change_ms"] == pytest.approx(-3, abs=0.01)
+    assert overlap["exposed_wait_visible"]
+    assert overlap["exposed_wait_ms_by_axis"] == {"data": 1, "dp": 2}
+    assert (overlap["exposed_wait_ms"], overlap["memory_bytes"], overlap["mfu"]) == (3, 7_300_000, None)
     assert main(["ablate", str(config), "--only", "dp-overlap"]) == 0
-    text = capsys.readouterr().out
-    (line,) = [line.split() for line in text.splitlines() if line.startswith("dp-overlap")]
-    assert line[3:9] == ["+25.0", "%", "+25.0", "to", "+25.0", "more"]
-    assert any("not visible here" in line for line in text.splitlines() if line.startswith("control"))
+    lines = capsys.readouterr().out.splitlines()
+    speed, needs = [line.split() for line in lines if line.startswith("dp-overlap")]
+    assert speed[3:10] == ["n/a", "+25.0", "%", "+25.0", "to", "+25.0", "more"]
+    assert needs[1:] == ["3.0", "-3.0", "-3.0", "to", "-3.0", "1.0", "2.0", "4", "2", "7.3"]
+    assert all("not visible" in line for line in lines if line.startswith("control"))
+    assert max(map(len, lines)) <= 120
+
+
+def test_what_was_not_measured_is_not_zero(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(variants: object, **_: object) -> list[Run]:
+        return [
+            Run(variant=name, repeat=repeat, tokens=1, wall_ns=1e6, cpu_ns=1, messages=0, size_bytes=0, mfu=0.425)
+            for repeat in range(10)
+            for name in ("base", "control", "dp-overlap")
+        ]
+
+    monkeypatch.setattr(running, "run_variants", runs)
+    assert main(["ablate", str(config), "--only", "dp-overlap", "--json"]) == 0
+    overlap = json.loads(capsys.readouterr().out)["variants"][-1]
+    assert (overlap["exposed_wait_ms"], overlap["memory_bytes"], overlap["mfu"]) == (None, None, 0.425)
+    assert overlap["exposed_wait_ms_by_axis"] == {}
+    assert "exposed_wait_change_ms" not in overlap
+    assert main(["ablate", str(config), "--only", "dp-overlap"]) == 0
+    speed, needs = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("dp-overlap")]
+    assert speed[3] == "42.5%"
+    assert needs[1] == needs[-1] == "n/a"
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from megascope.heatmap.verdict import StragglerVerdict
 from megascope.profiler.errors import UsageError
 from megascope.scoring import runs as score_runs
 from megascope.scoring.claims import Answer, Claim, Comparison, Truth, answer_of_hang, compare_claims
-from megascope.scoring.kinds import FLEET_MAGNITUDES, HEALTHY, KINDS, MAGNITUDES, VARIANTS, SeedSet
+from megascope.scoring.kinds import FLEET_MAGNITUDES, HEALTHY, JOB_DATA, KINDS, MAGNITUDES, VARIANTS, SeedSet
 from megascope.scoring.runs import Outcome, run_trial, run_trials
-from megascope.scoring.scoring import Score, add_up
+from megascope.scoring.scoring import Score, add_up, as_json
 from megascope.scoring.trials import MOST_SLOW_GPUS, STEPS, Trial, plan_trials
 from megascope.trainer.simulator.fault_effects import check_fault
 from megascope.trainer.simulator.faults import SLOW_KINDS, FaultKind, parse_fault
@@ -158,6 +158,7 @@ RANK_5 = Truth("slow-gpu", frozenset({5}))
 HOST = Truth("slow-host", frozenset({8, 9}), "node0001")
 NIC = Truth("degraded-nic", frozenset({8}), "node0001")
 JOB = Truth("gc-drift", frozenset(range(16)))
+DATA = Truth("data-stall", frozenset(range(16)), of_all=True)
 CIRCLE = Truth("p2p-cycle", frozenset({4, 5}))
 
 
@@ -187,6 +188,9 @@ CIRCLE = Truth("p2p-cycle", frozenset({4, 5}))
         (JOB, [claim("gc-drift", 3)], Comparison(misnamed=("gc-drift",))),
         (JOB, [claim("gc-drift", *range(16))], Comparison(right=("gc-drift",), found=True, placed=True)),
         (JOB, [claim("slow-gpu", 3)], Comparison(wrong=("slow-gpu",))),
+        (DATA, [claim("data-stall")], Comparison(right=("data-stall",), found=True, placed=True)),
+        (DATA, [claim("data-stall", 3)], Comparison(misnamed=("data-stall",))),
+        (Truth("data-stall", frozenset({3})), [claim("data-stall")], Comparison(wrong=("data-stall",))),
         (CIRCLE, [claim("p2p-cycle", 4, 8), claim("p2p-cycle", 5, 9)],
          Comparison(right=("p2p-cycle",) * 2, found=True, placed=True)),
         (CIRCLE, [claim("p2p-cycle", 4, 8)], Comparison(right=("p2p-cycle",))),
@@ -259,6 +263,26 @@ def test_wrong_claims_lower_precision_and_abstentions_lower_recall() -> None:
     assert (result.false_alarms, result.healthy_trials) == (1, 2)
 
 
+def test_each_verb_has_its_own_healthy_jobs_and_its_own_time() -> None:
+    hang = Trial(HEALTHY, "", (("dp", 8),), 0, True)
+    outcomes = [
+        replace(outcome(HEALTHY, "findings", Comparison(wrong=("slow-gpu",))), verdict_s=1.0),
+        replace(outcome(HEALTHY, "healthy", Comparison()), verdict_s=3.0),
+        replace(outcome("slow-gpu", "findings", Comparison()), verdict_s=2.0),
+        replace(outcome(HEALTHY, "running", Comparison()), trial=hang, verdict_s=0.5),
+        Outcome(hang, "", Comparison(), 1.0, "OSError: no room"),
+    ]
+    result = add_up(outcomes, ranks=8, seeds=SeedSet.TUNE, noise="none", seconds=1.0)
+    assert as_json(result)["analysers"] == {
+        "stragglers": {
+            "trials": 3, "healthy_trials": 2, "false_alarms_in_healthy": 1, "verdict_s": {"median": 2.0, "worst": 3.0},
+        },
+        "hang": {
+            "trials": 2, "healthy_trials": 2, "false_alarms_in_healthy": 0, "verdict_s": {"median": 0.5, "worst": 0.5},
+        },
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_no_trial_is_begun_when_time_is_over(processes: int) -> None:
     trials = plan_trials(ranks=64, trials=2, kinds=[FaultKind.DEAD], seeds=SeedSet.TUNE)
@@ -270,6 +294,7 @@ def test_no_trial_is_begun_when_time_is_over(processes: int) -> None:
     [
         (FaultKind.SLOW_HOST, "findings"),
         (FaultKind.DATA_STALL, "findings"),
+        (JOB_DATA, "findings"),
         (FaultKind.DEAD, "crashed"),
         (FaultKind.HOST_STUCK, "hang"),
         (FaultKind.LOST_HEARTBEATS, "running"),
@@ -315,6 +340,8 @@ def test_a_campaign_prints_one_object(capsys: pytest.CaptureFixture[str]) -> Non
     assert [one["answer"] for one in result["outcomes"]] == [None, None, "exact"]
     assert (result["healthy_trials"], result["false_alarms_in_healthy"]) == (1, 0)
     assert result["early_warnings_in_healthy"] == 0
+    assert {verb: one["trials"] for verb, one in result["analysers"].items()} == {"stragglers": 2, "hang": 1}
+    assert all(0 < one["verdict_s"] < one["seconds"] for one in result["outcomes"])
 
 
 def test_a_campaign_is_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +349,7 @@ def test_a_campaign_is_a_table_for_people(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert re.search(r"exception\s+│\s+1\s+│\s+100%\s+│\s+100%", out)
     assert "False alarms: 0 of 0 healthy jobs." in out
+    assert re.search(r"hang: 1 jobs, 0 of them healthy, 0 false alarms; a verdict took \d+\.\d\d s", out)
 
 
 def test_an_unknown_kind_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,8 @@ def test_both_pages_in_a_browser(browser: Browser, root: Path) -> None:
         page.wait_for_selector("#opened:has-text('stalled')")
         assert "rank 5 has been in forward for 41 s" in page.inner_text("#evidence")
         assert "forward (model.py:10)" in page.inner_text("#actions")
+        assert page.locator("#next li").all_inner_texts() == ["look for Xid errors on node0002", "fence node0002"]
+        assert page.is_visible("#next li")
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
         page.click("text=health of the host")
         page.wait_for_selector("#opened:has-text('node0002')")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from megascope.dashboards.heat.payload import heat_payload
 from megascope.dashboards.server import background_server
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
+from megascope.profiler.errors import UsageError
 from support.page_checks import visit
 from support.page_visits import open_heatmap
 
@@ -67,6 +69,26 @@ def test_the_payload_of_a_large_matrix_names_the_cell_of_each_bin(bench: Workben
     assert np.nanmax(arrays["ratio"]) == pytest.approx(np.nanmax(matrix.ratio))
 
 
+@pytest.mark.usefixtures("small_bins")
+def test_a_zoom_has_its_single_cells(bench: Workbench) -> None:
+    attempt, view = bench.attempt(View()), View(segment="forward", order="worst")
+    whole, _ = unpack(heat_payload(bench, attempt, view))
+    matrix = matrix_of(bench, attempt, choose(view, bench, attempt))
+    meta, arrays = unpack(heat_payload(bench, attempt, replace(view, zoom=(1, 3, 10, 14))))
+    assert "bin" not in meta
+    assert (meta["ranks"], meta["steps"]) == (whole["ranks"][1:4], [10, 11, 12, 13, 14])
+    assert (len(meta["hosts"]), len(meta["places"]), len(meta["moments"])) == (3, 3, 5)
+    rows, columns = np.searchsorted(matrix.ranks, meta["ranks"]), np.searchsorted(matrix.steps, meta["steps"])
+    for name, plane in {"value": matrix.values, "ratio": matrix.ratio, "z": matrix.z}.items():
+        np.testing.assert_allclose(arrays[name].reshape(3, 5), plane[np.ix_(rows, columns)], rtol=1e-5)
+    # What reaches over the edge is cut, and what lies beyond it is refused.
+    meta, _ = unpack(heat_payload(bench, attempt, replace(view, zoom=(6, 900, 28, 900))))
+    assert (len(meta["ranks"]), meta["steps"]) == (2, [28, 29])
+    for beyond in ((8, 9, 0, 5), (0, 1, 30, 40)):
+        with pytest.raises(UsageError, match="no such rows and steps"):
+            heat_payload(bench, attempt, replace(view, zoom=beyond))
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("small_bins")
 def test_a_binned_page_marks_the_culprit_and_a_click_leads_to_it(browser: Browser, slow_store: Path) -> None:
@@ -74,11 +96,11 @@ def test_a_binned_page_marks_the_culprit_and_a_click_leads_to_it(browser: Browse
         page = open_heatmap(seen)
         place, rank, step = page.evaluate(
             """() => {
-                const widget = window.megascope.widget("heatmap"), { plot, arrays, columns, meta } = widget;
-                const box = widget.canvas.getBoundingClientRect(), row = widget.rowOf(5), column = columns - 1;
-                const cell = row * columns + column;
-                return [[box.left + plot.x + ((column + 0.5) * plot.width) / columns,
-                         box.top + plot.y + ((row + 0.5) * plot.height) / widget.rows],
+                const widget = window.megascope.widget("heatmap"), { layer, arrays, meta } = widget;
+                const box = widget.canvas.getBoundingClientRect();
+                const cell = Math.floor(widget.rowOf(5) / layer.bin[0]) * layer.columns + layer.columns - 1;
+                return [[box.left + widget.xOf(widget.columns - 0.5 * layer.bin[1]),
+                         box.top + widget.yOf(widget.rowOf(5) + 0.5)],
                         meta.ranks[arrays.row[cell]], meta.steps[arrays.column[cell]]];
             }"""
         )

@@ -10,7 +10,8 @@ import pytest
 
 from megascope.collectors.reading.store import Attempt
 from megascope.dashboards import verdicts
-from megascope.dashboards.findings import verdict_details, what_if
+from megascope.dashboards.contributions import what_if
+from megascope.dashboards.findings import verdict_details
 from megascope.dashboards.heat.data import choose, rows_of, worst_cells, worst_ranks
 from megascope.dashboards.pages.heatmap import PAGE
 from megascope.dashboards.verdicts import culprit_links, marks_of, straggler_banner, stragglers_of
@@ -116,8 +117,8 @@ def test_warnings_waiting_and_the_ideal_are_told_beside_the_verdict(attempt: Att
     text = str(verdict_details(full, attempt, View()))
     for part in ("Rank 0 takes x1.04", "1 more", "12 of 40", "75%", "one clock, 9 steps"):
         assert part in text
-    assert "x1.25 as fast" in str(what_if(full))
-    assert what_if(VERDICT) == what_if(None) == []
+    assert "x1.25 as fast" in str(what_if(full, attempt))
+    assert what_if(VERDICT, attempt) == what_if(None, attempt) == []
     assert verdict_details(VERDICT, attempt, View()) == []
     assert verdict_details(None, attempt, View()) == []
     frontier = (WaitedFor(3, "forward", None, None, 2.0, None, 1, WaitedBasis.FRONTIER),)

@@ -185,16 +185,17 @@ def test_no_hot_cell_of_a_fleet_is_lost(seen: Visit) -> None:
     }  # fmt: skip
     payload = by_steps(meta, planes, "ratio")
     seen.page.route(
-        "**/data/heatmap?*", lambda route: route.fulfill(body=payload, content_type="application/octet-stream")
+        "**/data/heatmap**", lambda route: route.fulfill(body=payload, content_type="application/octet-stream")
     )
     page = open_heatmap(seen, "?segment=forward")
     for (rank, step), value in planted.items():
         place, colour = page.evaluate(
             """([rank, step]) => {
-                const widget = window.megascope.widget("heatmap"), { canvas, plot, rows, columns, context } = widget;
-                const row = widget.rowOf(rank), column = widget.look.columnsIn(step, step)[0], { ny } = widget.binned;
-                const x = plot.x + ((column + 0.5) * plot.width) / columns;
-                const y = plot.y + ((Math.floor((row * ny) / rows) + 0.5) * plot.height) / ny;
+                const widget = window.megascope.widget("heatmap"), { canvas, context, layer } = widget;
+                const { ny, r0, r1 } = widget.binned, [high] = layer.bin, bin = Math.floor(widget.rowOf(rank) / high);
+                const element = Math.floor((bin * ny) / Math.round((r1 - r0) / high));
+                const x = widget.xOf(widget.look.columnsIn(step, step)[0] + 0.5);
+                const y = widget.yOf(r0 + ((element + 0.5) * (r1 - r0)) / ny);
                 const box = canvas.getBoundingClientRect();
                 const { data } = context.getImageData(Math.floor(x), Math.floor(y), 1, 1);
                 return [[box.left + x, box.top + y], [...data]];

@@ -149,3 +149,34 @@ def test_controls_change_the_view_and_back_restores_it(slow_visit: Visit, slow_s
     page.press("#field-steps", "Enter")
     page.wait_for_function("() => window.megascope.widget('heatmap').meta.steps.length === 5")
     slow_visit.check_clean()
+
+
+def test_the_data_of_an_address_are_asked_for_once_while_the_page_starts(slow_visit: Visit, slow_store: Path) -> None:
+    asked: list[str] = []
+    slow_visit.page.on("request", lambda request: asked.append(request.url) if "/data/heatmap" in request.url else None)
+    page = open_heatmap(slow_visit, "?segment=backward&run=synthetic&attempt=0&order=worst&zoom=1:3:4:9")
+    assert len(asked) == 1
+    assert "/data/heatmap/early?" in asked[0]
+    assert "zoom" not in asked[0]
+    store = Store(slow_store)
+    check_heatmap(page, store, store.attempt())
+    store.close()
+    page.select_option("#select-segment", "forward")
+    page.wait_for_function("() => window.megascope.widget('heatmap')?.meta?.segment === 'forward'")
+    assert [one.partition("?")[0].rpartition("/")[2] for one in asked] == ["early", "heatmap"]
+    slow_visit.check_clean()
+
+
+def test_an_early_answer_to_another_question_is_not_drawn(slow_visit: Visit) -> None:
+    slow_visit.page.route(
+        "**/data/heatmap/early*", lambda route: route.continue_(url=route.request.url.replace("backward", "forward"))
+    )
+    page = open_heatmap(slow_visit, "?segment=backward")
+    assert page.evaluate("() => window.megascope.widget('heatmap').meta.segment") == "backward"
+    slow_visit.check_clean()
+
+
+def test_what_cannot_be_shown_is_said_by_the_page_alone(slow_visit: Visit) -> None:
+    page = slow_visit.go("/heatmap?segment=nothing")
+    page.wait_for_selector("text=no segment 'nothing'")
+    slow_visit.check_clean()

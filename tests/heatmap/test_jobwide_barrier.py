@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megascope.collectors.reading.store import Store
+from megascope.heatmap.detect import BoolArray
 from megascope.heatmap.jobwide.barrier import find_barrier
+from megascope.heatmap.jobwide.barrier_signs import edge_of, longest_stretch
 from megascope.heatmap.observations import observe
+from megascope.heatmap.peers import IntArray
 from megascope.heatmap.stragglers import find_stragglers
-from megascope.heatmap.verdict import Cause, Culprit, CulpritKind, describe
+from megascope.heatmap.verdict import Cause, Culprit, CulpritKind, Pattern, describe
 from support.pipeline_spans import Planted, SmallPipeline
 from support.span_store import Span, write_spans
 
@@ -67,6 +75,67 @@ def test_the_verdict_carries_it(planted: tuple[Planted, Store]) -> None:
     kind, store = planted
     causes = {one.cause for one in find_stragglers(store, store.attempt()).culprits}
     assert (Cause.BARRIER in causes) == (kind is not Planted.NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("kind", "until"),
+    [(Planted.RECORDED, 60), (Planted.RECORDED, 45), (Planted.ORDER, 60), (Planted.ORDER, 45), (Planted.SILENT, 60)],
+)
+def test_one_that_crept_in_is_dated(tmp_path: Path, kind: Planted, until: int) -> None:
+    """What nobody recorded is looked for up to the end of the run."""
+    job = SmallPipeline(planted=kind, steps=60, since=23, until=until)
+    with _store(tmp_path / "store", job) as store:
+        (one,) = _found(store)
+        slack = 4 if kind is Planted.SILENT else 0  # every fourth step is looked at
+        assert 23 <= one.steps[0] <= 23 + slack
+        assert one.steps[1] == until - 1
+        assert one.pattern == (Pattern.CHRONIC if until == 60 else Pattern.ONE_OFF)
+        assert re.search(rf"steps? {one.steps[0]}\b", one.evidence[0].statement)
+        assert one.lost_share < 1 - 1 / one.ratio + 1e-6 if kind is not Planted.ORDER else one.lost_share == 0
+        again = store.query(one.evidence[0].sql).column(0)[0].as_py()
+        assert again == pytest.approx(one.evidence[0].value)
+
+
+def test_a_collective_in_every_tenth_step_costs_what_it_costs_there(tmp_path: Path) -> None:
+    job = SmallPipeline(planted=Planted.RECORDED, steps=60, every=10)
+    with _store(tmp_path / "seldom", job) as store:
+        assert _found(store) == ()
+    with _store(tmp_path / "often", replace(job, every=3)) as store:
+        (one,) = _found(store)
+        assert (one.pattern, one.steps) == (Pattern.INTERMITTENT, (3, 57))
+
+
+@given(
+    st.integers(2, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
+    st.booleans(),
+)
+def test_an_edge_is_found_wherever_it_is(sizes: tuple[int, int], is_start: bool) -> None:
+    """Steps 100 and on, of which the last (or the first) so many show the sign."""
+    count, shows = sizes
+    between = np.arange(100, 100 + count)
+    raised = between[count - shows :] if is_start else between[:shows]
+    asked: list[int] = []
+
+    def looks(steps: IntArray) -> BoolArray:
+        asked.append(len(steps))
+        assert (np.diff(steps) > 0).all()
+        return np.isin(steps, raised)
+
+    expected = None if not shows else int(raised[0] if is_start else raised[-1])
+    assert edge_of(looks, between, is_start=is_start) == expected
+    assert max(asked) <= 16
+    assert len(asked) <= 4
+
+
+def test_a_stretch_is_where_nearly_all_steps_show_it() -> None:
+    flags = np.zeros(20, bool)
+    assert longest_stretch(flags) is None
+    flags[[3, 9, 10, 12, 13, 14, 15]] = True
+    assert longest_stretch(flags) == (12, 15)
+    flags[11] = True
+    assert longest_stretch(flags) == (9, 15)
+    flags[:] = [True, False] * 10
+    assert longest_stretch(flags) is None
 
 
 def test_without_a_schedule_nothing_is_said(tmp_path: Path) -> None:

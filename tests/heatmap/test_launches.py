@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from megascope.collectors.reading.store import Store
+from megascope.collectors.writing.writer import TableWriter
+from megascope.heatmap.jobwide.launch_drift import find_launch_drift
 from megascope.heatmap.launches import launch_spread
+from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
-from megascope.heatmap.verdict import Cause
+from megascope.heatmap.verdict import Cause, CulpritKind, Pattern, describe
 from megascope.scoring.runs import SPANS
 from megascope.scoring.trials import Trial
 from megascope.trainer.simulator.faults import parse_fault
@@ -46,6 +49,53 @@ def test_a_healthy_job_and_one_late_rank_are_no_such_sign(tmp_path: Path, faults
         assert found is not None
         assert not found.grows
         assert (found.late_ms > 2 * found.early_ms) == bool(faults)
+
+
+def without(source: Store, root: Path, segment: str) -> Store:
+    """A copy of a store in which nobody recorded a segment."""
+    attempt = source.attempt()
+    with TableWriter(root, "copy") as writer:
+        for table in ("runs", "ranks", "segments", "steps", "groups", "schedule", "clock_offsets"):
+            rows = source.read(table, attempt)
+            writer.write(
+                table, attempt.run, attempt.attempt, rows, axes=list(attempt.layout) if table == "ranks" else ()
+            )
+        where = f"segment NOT IN (SELECT segment FROM segments WHERE name = '{segment}')"
+        writer.write("events", attempt.run, attempt.attempt, source.read("events", attempt, where=where))
+        writer.commit()
+    return Store(root)
+
+
+def test_collections_that_nobody_recorded_show_by_the_launches_alone(tmp_path: Path) -> None:
+    with simulated(tmp_path / "all", "gc-drift:growth_ms=300:every=5") as source:
+        store = without(source, tmp_path / "some", "gc")
+        [culprit] = find_stragglers(store, store.attempt()).culprits
+        assert (culprit.kind, culprit.cause, culprit.ranks) == (CulpritKind.JOB, Cause.GC_DRIFT, ())
+        assert (culprit.segment, culprit.pattern) == ("dp_reduce_scatter", Pattern.DRIFTING)
+        assert culprit.ratio > 1.5
+        assert 0.01 < culprit.lost_share < 0.5
+        [evidence] = culprit.evidence
+        assert f"{evidence.value:.2f} ms apart" in evidence.statement
+        assert store.query(evidence.sql).column(0)[0].as_py() == pytest.approx(evidence.value)
+        assert describe(culprit).startswith("Hosts pause by turns, longer and longer, and no span shows it")
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (),
+        ("slow-gpu:rank=3:factor=1.5:steps=50-",),
+        ("uneven-sequences:spread=0.4:steps=40-",),
+        ("uneven-sequences:spread=0.1:steps=30-", "uneven-sequences:spread=0.4:steps=60-"),
+        ("gc-drift:growth_ms=300:rank=3",),
+        ("degraded-nic:rank=5:bandwidth=0.1:steps=50-",),
+        ("data-stall:delay_ms=400:steps=50-",),
+    ],
+)
+def test_other_lateness_is_not_taken_for_collections(tmp_path: Path, faults: tuple[str, ...]) -> None:
+    with simulated(tmp_path / "all", *faults) as source:
+        store = without(source, tmp_path / "some", "gc")
+        assert find_launch_drift(store, store.attempt(), observe(store, store.attempt())).culprits == ()
 
 
 def test_hosts_whose_clocks_are_not_known_tell_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from megascope.collectors.reading.store import Store
 from megascope.heatmap.report import render
-from megascope.heatmap.stragglers import find_stragglers
+from megascope.heatmap.stragglers import STAGES, find_stragglers
 from megascope.heatmap.verdict import Outcome, StragglerVerdict, to_json
 from support.span_store import Span, meeting, write_spans
 from support.synthetic_store import Slow, SyntheticJob, write_synthetic_store
@@ -42,6 +42,12 @@ def test_the_slowed_rank_and_only_it_is_named(slow_store: Store) -> None:
     assert culprit.steps == (15, 39)
     assert culprit.ratio == pytest.approx(1.5, rel=0.05)
     assert verdict.sentence().startswith("Rank 5 on node0000 took x1.5")
+
+
+def test_progress_is_told_part_by_part(slow_store: Store) -> None:
+    told: list[tuple[int, int]] = []
+    find_stragglers(slow_store, slow_store.attempt(), progress=lambda done, total: told.append((done, total)))
+    assert told == [(done, STAGES) for done in range(1, STAGES + 1)]
 
 
 def test_evidence_can_be_asked_again(slow_store: Store) -> None:
