@@ -145,7 +145,7 @@ def _is_slope(typical: FloatArray, raised: BoolArray) -> bool:
 def _third(held: FloatArray, part: int) -> float:
     """Loading per step of nearly all ranks in a third of the columns, ms."""
     third = max(held.shape[1] // 3, 1)
-    begin = (0, third, held.shape[1] - third)[part]
+    begin = (0, (held.shape[1] - third) // 2, held.shape[1] - third)[part]
     return nearly_all(held[:, begin : begin + third].mean(axis=1))
 
 

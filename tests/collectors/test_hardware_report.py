@@ -13,9 +13,10 @@ import pytest
 from megascope.collectors.hardware.evidence import hardware_evidence
 from megascope.collectors.hardware.kernel_lines import Severity
 from megascope.collectors.hardware.machine import machines_of
-from megascope.collectors.hardware.news import AGAIN_S, MOST_NEWS, Key, hardware_news
+from megascope.collectors.hardware.news import MOST_NEWS, hardware_news
 from megascope.collectors.hardware.report import HealthReport, health_report, sentence
 from megascope.collectors.hardware.rules import of_gpu, of_host, of_port
+from megascope.collectors.hardware.telling import AGAIN_S, Key
 from megascope.collectors.reading.store import Store
 from megascope.collectors.verdicts import Evidence, to_json
 from megascope.collectors.writing.writer import TableWriter

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from megascope.trainer.supervisor.detectors import (
     ECC_METRIC,
     XID_METRIC,
-    Thresholds,
     device_errors,
     grad_spikes,
     loss_divergence,
@@ -26,6 +25,7 @@ from megascope.trainer.supervisor.detectors import (
     storage_stalls,
     throughput_decline,
 )
+from megascope.trainer.supervisor.thresholds import Thresholds
 from megascope.trainer.supervisor.signs import Beat, Detector, DeviceReading, StepRecord
 
 MS = 1e6
