@@ -25,8 +25,8 @@ from megascope.trainer.supervisor.detectors import (
     storage_stalls,
     throughput_decline,
 )
-from megascope.trainer.supervisor.thresholds import Thresholds
 from megascope.trainer.supervisor.signs import Beat, Detector, DeviceReading, StepRecord
+from megascope.trainer.supervisor.thresholds import Thresholds
 
 MS = 1e6
 
