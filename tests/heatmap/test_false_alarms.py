@@ -29,13 +29,13 @@ def findings(job: Job, trials: int, first_seed: int = 0) -> list[tuple[Finding, 
 @pytest.mark.parametrize(
     ("job", "trials"),
     [
-        (Job(mesh=SMALL), 120),
-        (Job(mesh=SMALL, noise=ROUGH), 120),
-        (Job(mesh=SMALL, microbatches=1, chunks=1), 100),
+        (Job(mesh=SMALL), 60),
+        (Job(mesh=SMALL, noise=ROUGH), 60),
+        (Job(mesh=SMALL, microbatches=1, chunks=1), 50),
         (Job(mesh=Topology.of(dp=2)), 60),
-        (Job(mesh=Topology.of(ep=2, cp=4), steps=60), 100),
+        (Job(mesh=Topology.of(ep=2, cp=4), steps=60), 50),
         (Job(mesh=LARGE), 24),
-        (Job(mesh=Topology.of(dp=16), chunks=1, microbatches=4), 100),
+        (Job(mesh=Topology.of(dp=16), chunks=1, microbatches=4), 50),
         (Job(mesh=Topology.of(dp=16), noise=SPIKY, steps=300, chunks=1, microbatches=4), 20),
         (Job(mesh=LARGE, chunks=1, microbatches=4), 20),
         (Job(mesh=Topology.of(dp=64), chunks=1, microbatches=4), 20),
@@ -50,7 +50,7 @@ def test_false_alarms_in_healthy_jobs(job: Job, trials: int) -> None:
 @pytest.mark.parametrize(
     ("job", "trials"),
     [
-        (Job(mesh=SMALL, slow=[Slow(5, "forward", 1.5, 20)]), 80),
+        (Job(mesh=SMALL, slow=[Slow(5, "forward", 1.5, 20)]), 40),
         (Job(mesh=LARGE, slow=[Slow(37, "forward", 1.15)]), 24),
         (Job(mesh=Topology.of(dp=2), slow=[Slow(1, "backward", 1.5, 20)]), 40),
         (Job(mesh=Topology.of(ep=2, cp=4), slow=[Slow(3, "forward", 1.5, 30)]), 40),
