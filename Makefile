@@ -9,7 +9,7 @@ EXTRAS := all,dev
 PACKAGES := profiler collectors heatmap viz3d dashboards trainer
 SOURCES := megascope $(PACKAGES) tests benchmarks examples
 
-.PHONY: help setup demo demo-faults test prepare lint bench programs clean
+.PHONY: help setup demo demo-faults test prepare lint bench bench-long programs clean
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/ -/'
 
@@ -63,8 +63,15 @@ LINT = set -e; mkdir -p build/links/megascope; \
 lint: setup  ## ruff and mypy --strict, tests included
 	@$(LINT)
 
-bench: setup programs  ## Run the benchmarks; each prints one JSON object
-	for name in recorder collectives collector clocks kills simulator store score whatif trainer_stragglers pages; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+# Each prints one JSON object; `--help` after `-m benchmarks.NAME` tells what else it can do.
+BENCH ?= recorder collectives collector clocks kills simulator store score whatif hang trainer_stragglers pages
+BENCH_LONG ?= trainer techniques checkpoints trainer_hangs faults
+MEASURE = for name in $(1); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+bench: setup programs  ## Run the benchmarks (BENCH="hang store" runs these alone)
+	$(call MEASURE,$(BENCH))
+
+bench-long: setup programs  ## Run those that train over and over: trainer, techniques, checkpoints, hangs, faults (BENCH_LONG=...)
+	$(call MEASURE,$(BENCH_LONG))
 
 # A browser for the page tests, Java for those of Spark, and a compiler: GPU sampling is tested against a driver library
 # that is made on the spot.

@@ -4,12 +4,14 @@ Store: a simulated job of pp 8 x dp 192 x tp 8 in which one rank's device gets s
 ahead. Dumps: a file for each rank of the same world, of 20 operations in flight in groups of 8 and in the world. Each
 is judged in a process of its own, imports not counted, so that its peak of memory is its own. ``exact_by_kind`` is the
 share of hang verdicts with exactly the right kind and ranks, in a campaign of simulated jobs. ``torchfrtrace`` runs
-torch's analyser and this one on folders of real dumps, given with ``--dumps``.
+torch's analyser and this one on such dumps of 64 ranks, and on folders of real dumps: those beside the project, or
+those given with ``--dumps``. It holds nothing where torch has no analyser.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import pickle
 import re
@@ -42,6 +44,10 @@ from .score import OF_HANGS
 IN_FLIGHT = 20
 WIDTH = 8
 """Ranks of the smaller groups that dumps have."""
+
+TRACES = Path(__file__).parents[2] / "shared/traces/flight_recorder"
+FEW = 64
+"""Ranks of the written dumps on which torch's analyser runs too."""
 
 TRACER = "from torch.distributed.flight_recorder.fr_trace import main; main()"
 _MISSING = re.compile(r"missing ranks: \{([\d, ]+)\}")
@@ -176,8 +182,24 @@ def measure(data: int, dumps: Sequence[Path], ranks: int, trials: int) -> dict[s
         of_dumps = in_process_of_its_own("dumps", files)
     values["dumps"] = {"mean_bytes": round(size / (8 * data * WIDTH)), **of_dumps}
     values["exact_by_kind"] = exact_by_kind(ranks, trials) if trials else None
-    values["torchfrtrace"] = {path.name: beside(path) for path in dumps}
+    values["torchfrtrace"] = side_by_side(dumps) if has_tracer() else {}
     return values
+
+
+def has_tracer() -> bool:
+    """Whether torch is installed with its analyser."""
+    try:
+        return importlib.util.find_spec("torch.distributed.flight_recorder.fr_trace") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def side_by_side(folders: Sequence[Path]) -> dict[str, Any]:
+    """Torch's analyser and this one: on written dumps, and on folders of real ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / f"written-{FEW}"
+        write_dumps(written, FEW)
+        return {path.name: beside(path) for path in (written, *folders)}
 
 
 def main() -> None:
@@ -186,7 +208,8 @@ def main() -> None:
     parser.add_argument("--part", choices=["store", "dumps"], help="judge --path only, and print its values alone")
     parser.add_argument("--path", type=Path)
     parser.add_argument("--data", type=int, default=192, help="data-parallel ranks: there are 64 times as many ranks")
-    parser.add_argument("--dumps", type=Path, nargs="*", default=[], help="folders of real dumps for torchfrtrace")
+    real = sorted({path.parent for path in TRACES.glob("*/_dump_*")})
+    parser.add_argument("--dumps", type=Path, nargs="*", default=real, help="folders of real dumps for torchfrtrace")
     parser.add_argument("--trial-ranks", type=int, default=16)
     parser.add_argument("--trials", type=int, default=1, help="of each kind of hang; 0 for none")
     given = parser.parse_args()

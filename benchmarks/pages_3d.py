@@ -1,10 +1,16 @@
-"""How fast the 3D page is at 12,288 ranks of which one is stuck: first paint, bytes over the wire, a turn, a moment."""
+"""How fast the 3D page is at 12,288 ranks of which one is stuck: first paint, bytes over the wire, a turn, a moment.
+
+First paint and bytes are those of the page as it opens: the stuck rank, who waits for it, and a coarse picture of the
+rest. Part of `benchmarks.pages`; alone, it can be given a store that it wrote before (`--store`).
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +20,14 @@ from playwright.sync_api import Browser, Page, Request
 from megascope.collectors.reading.store import Store
 from megascope.dashboards.scene.page import page_html
 from megascope.viz3d.hang import diagnose_with_graph
-from support.page_checks import visit, wait_judged, wait_painted
+
+from .machine import report
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.page_checks import chromium, visit, wait_judged, wait_painted
+
+from .pages_server import server_process
 
 STUCK = 5003
 SIMULATE = ("--layout", "tp=8,pp=8,dp=192", "--steps", "12", "--spans", "none")
@@ -76,6 +89,7 @@ def _visit(browser: Browser, url: str) -> dict[str, float]:
         first = time.perf_counter() - begun
         wait_judged(page)
         page.wait_for_function(f"() => window.megascope.widget('scene').model.culprits.has({STUCK})")
+        named = time.perf_counter() - begun
         page.wait_for_timeout(200)
         sizes = [(request.url, request.sizes()["responseBodySize"]) for request in requests]
         turn, slide = page.evaluate(_TURN), page.evaluate(_SLIDE, 0)
@@ -83,7 +97,9 @@ def _visit(browser: Browser, url: str) -> dict[str, float]:
         seen.check_clean()
     return {
         "first_paint_ms": 1e3 * first,
+        "culprit_ms": 1e3 * named,
         "payload_bytes": sum(size for url, size in sizes if "/data/" in url or "_dash-update-component" in url),
+        "all_bytes": sum(size for _, size in sizes),
         "interaction_ms": turn,
         "moment_ms": slide,
         **whole,
@@ -101,3 +117,21 @@ def _whole_fleet(page: Page) -> dict[str, float]:
 def _painted(page: Page) -> None:
     wait_painted(page, "scene")
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure this page alone and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--visits", type=int, default=5, help="warm visits")
+    parser.add_argument("--store", type=Path, help="a folder to keep the store in; one that is there is used again")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        store = given.store or Path(folder) / "hang"
+        if not store.exists():
+            write_hang_store(store)
+        with chromium() as browser, server_process(store) as url:
+            report("pages_3d", {"visits": given.visits, "3d_fleet": measure_hang(browser, url, store, given.visits)})
+
+
+if __name__ == "__main__":
+    main()

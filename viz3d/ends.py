@@ -70,6 +70,9 @@ def find_ends(graph: WaitGraph) -> Ends:
     return Ends(tuple(single), tuple(knots))
 
 
+_NO_WORK_NS = 2**63
+"""Later than any moment: of a rank that is in no work."""
+
 LOOKS_APART_S = 2.0
 """Agents look at moments of their own: how long ranks of different hosts have stood still is compared no finer."""
 
@@ -106,13 +109,16 @@ def _ends(numbered: Mapping[int, list[int]]) -> list[list[int]]:
 
 def _first_to_stop(snapshot: Snapshot, ranks: Sequence[int]) -> tuple[int, ...]:
     """The first of each host, as far as they may have been the first of all: the root of a stall stops moving first.
+    Several of one host, where they stopped at one moment, or are in no work that would tell when.
 
     Moments of one host are on one clock; of different hosts only how long each has stood at its look is compared.
     """
-    of_host: dict[str | None, int] = {}
-    for rank in sorted(ranks, key=lambda one: (_work_begun_ns(snapshot, one), one)):
-        of_host.setdefault(snapshot.hosts.get(rank), rank)
-    stood = {rank: _stood_s(snapshot, rank) for rank in of_host.values()}
+    first_ns: dict[str | None, int] = {}
+    for rank in ranks:
+        host = snapshot.hosts.get(rank)
+        first_ns[host] = min(_work_begun_ns(snapshot, rank), first_ns.get(host, _NO_WORK_NS))
+    first = (rank for rank in ranks if _work_begun_ns(snapshot, rank) == first_ns[snapshot.hosts.get(rank)])
+    stood = {rank: _stood_s(snapshot, rank) for rank in first}
     longest = max(stood.values())
     return tuple(sorted(rank for rank, age in stood.items() if age >= longest - LOOKS_APART_S))
 
@@ -121,12 +127,12 @@ def _work_begun_ns(snapshot: Snapshot, rank: int) -> int:
     """Moment at which a rank's innermost work began, on the clock of its host."""
     state = snapshot.states.get(rank)
     work = state.innermost_work() if state is not None else None
-    return work.begun_ns if work is not None and work.begun_ns is not None else 2**63
+    return work.begun_ns if work is not None and work.begun_ns is not None else _NO_WORK_NS
 
 
 def _stood_s(snapshot: Snapshot, rank: int) -> float:
     begun_ns = _work_begun_ns(snapshot, rank)
-    return 0.0 if begun_ns == 2**63 else (snapshot.states[rank].moment_ns - begun_ns) / 1e9
+    return 0.0 if begun_ns == _NO_WORK_NS else (snapshot.states[rank].moment_ns - begun_ns) / 1e9
 
 
 def _number(graph: WaitGraph, within: set[int] | None = None) -> dict[int, list[int]]:

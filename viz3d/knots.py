@@ -100,7 +100,8 @@ def _circle(graph: WaitGraph, circle: tuple[int, ...], *, weak: bool = False) ->
         f"{', '.join(str(rank) for rank in _absent_in(wait.operation, inside, within)[:4])}"
         for wait in waits[:8]
     ]
-    return Root(circle, kind, 0.6, waits[0].flight.segment if waits else None, why="; ".join(steps))
+    segment = min((wait.flight.segment for wait in waits), default=None)
+    return Root(circle, kind, 0.6, segment, why="; ".join(steps))
 
 
 def _absent_in(operation: Operation, inside: set[int], known: dict[int, list[int]]) -> list[int]:

@@ -81,12 +81,12 @@ def compare_looks(
         whole = build_graph(later, past.asynchronous(), deviants(mismatches), streams=streams)
     waiting = frozenset(whole.waiting()) | {rank for root in kept for rank in _held_up(root, later, graph)}
     accused = {rank for root in kept for rank in root.ranks}
-    explained = _explained(whole, accused, frozenset(later.missing) - accused)
+    explained = explained_by(whole, accused, frozenset(later.missing) - accused)
     victims = waiting - accused
     return Diagnosis(state, tuple(kept), frozenset(victims), explained & victims, (*more, *notes), graph)
 
 
-def _explained(graph: WaitGraph, accused: set[int], silent: frozenset[int]) -> frozenset[int]:
+def explained_by(graph: WaitGraph, accused: set[int], silent: frozenset[int]) -> frozenset[int]:
     """Ranks whose chain of waits ends at the accused. A rank without data, in an operation that lacks one of them or of
     those that wait for them, waits there like its other members."""
     waiters = Waiters.of(graph)

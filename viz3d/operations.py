@@ -45,5 +45,10 @@ def sends(kind: str, segment: str) -> bool | None:
 def is_one_way(group_kind: str) -> bool:
     """Whether a group of two ranks carries messages in one direction only: an edge of a pipeline (`pp_forward`), or a
     process group's messages to higher or to lower ranks (`pp_up`, `world_down`)."""
+    return is_of_pass(group_kind) or group_kind.lower().endswith(_DIRECTIONS)
+
+
+def is_of_pass(group_kind: str) -> bool:
+    """Whether a group of two ranks is an edge of a pipeline, of its forward or its backward passes."""
     plain = _plain(group_kind)
-    return any(word in plain for word in _ONE_WAY) or group_kind.lower().endswith(_DIRECTIONS)
+    return any(word in plain for word in _ONE_WAY)

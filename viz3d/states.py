@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..profiler.vocabulary import WAITING_KINDS
-from .operations import sends
+from ..profiler.vocabulary import WAITING_KINDS, stage_axis
+from .operations import is_of_pass, sends
 from .verdict import GroupName
 
 DEAD_STATES = frozenset({"gone", "zombie"})
@@ -128,7 +128,22 @@ class Snapshot:
     incident: str | None = None
     never_heard: frozenset[int] = frozenset()
     """Of the missing, those of which there has not been a single heartbeat."""
+    stage_axis: str | None = field(init=False, compare=False, default=None)
+    """The pipeline axis, by its name, or else the one along which messages of forward and backward passes go."""
+
+    def __post_init__(self) -> None:
+        """Find the pipeline axis."""
+        object.__setattr__(self, "stage_axis", stage_axis(self.axes) or self._axis_of_messages())
 
     def stage_of(self, rank: int) -> int:
         """Index on the pipeline axis, 0 without one."""
-        return self.coordinates.get(rank, {}).get("pp") or 0
+        return 0 if self.stage_axis is None else self.coordinates.get(rank, {}).get(self.stage_axis) or 0
+
+    def _axis_of_messages(self) -> str | None:
+        for name in self.groups.values():
+            if len(name.ranks) == 2 and is_of_pass(name.kind):
+                first, second = (self.coordinates.get(rank, {}) for rank in name.ranks)
+                apart = [axis for axis in self.axes if first.get(axis) != second.get(axis)]
+                if len(apart) == 1:
+                    return apart[0]
+        return None

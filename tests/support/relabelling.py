@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,14 +15,12 @@ from megascope.collectors.reading.store import Store
 from megascope.collectors.writing.writer import TableWriter
 from megascope.profiler.topology import group_id
 from megascope.viz3d.states import Flight, RankState, Snapshot
-from megascope.viz3d.verdict import GroupName, HangVerdict
+from megascope.viz3d.verdict import GroupName
 
 TABLES = (
     "groups", "segments", "schedule", "clock_offsets", "events", "steps", "heartbeats", "in_flight", "incidents",
 )  # fmt: skip
 """What the judge of a hang reads, beside `runs` and `ranks`."""
-
-Told = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +50,18 @@ class Labels:
 
 
 def labels(world: int, hosts: Sequence[str] = (), axes: Sequence[str] = ()) -> st.SearchStrategy[Labels]:
-    """Any order of the ranks and of the hosts, and any names of the axes, ``axes``, as far as they may be others."""
-    names = st.lists(st.text("abcxyz", min_size=1, max_size=4), min_size=len(axes), max_size=len(axes), unique=True)
-    return st.builds(
-        lambda ranks, renamed, called: Labels(
-            dict(enumerate(ranks)),
-            dict(zip(hosts, renamed, strict=True)),
-            {axis: f"{name}-axis" for axis, name in zip(axes, called, strict=True)},
-        ),
-        st.permutations(range(world)), st.permutations(hosts), names,
-    )  # fmt: skip
+    """Any order of the ranks and of the hosts, and other names of the ``axes``; the simplest one is an order too."""
+
+    def shuffled(seed: int) -> Labels:
+        random = Random(seed)
+        names = random.sample([f"{first}{second}-axis" for first in "abxz" for second in "acyz"], len(axes))
+        return Labels(
+            dict(enumerate(random.sample(range(world), world))),
+            dict(zip(hosts, random.sample(hosts, len(hosts)), strict=True)),
+            dict(zip(axes, names, strict=True)),
+        )
+
+    return st.integers(0, 2**32).map(shuffled)
 
 
 def relabelled_look(look: Snapshot, new: Labels) -> Snapshot:
@@ -118,44 +119,27 @@ def _row(table: str, row: Mapping[str, Any], new: Labels, numbers: Mapping[int, 
     if table == "ranks":
         found = {new.axes.get(key, key) if key in axes else key: value for key, value in found.items()}
     if table == "runs":
-        found["layout"] = json.dumps({new.axes.get(axis, axis): size for axis, size in json.loads(row["layout"]).items()})
+        found["layout"] = json.dumps(
+            {new.axes.get(axis, axis): size for axis, size in json.loads(row["layout"]).items()}
+        )
     return found
 
 
 def _value(key: str, value: Any, new: Labels, numbers: Mapping[int, int]) -> Any:
     """A value by the name of its column or key, with what is nested in it."""
-    if value is None:
-        return None
-    if key in ("rank", "peer"):
-        return new.ranks[value]
-    if key == "ranks":
-        return sorted(new.ranks[rank] for rank in value)
-    if key == "host":
-        return new.hosts.get(value, value)
-    if key == "group":
-        return numbers[value]
-    if key == "axis":
-        return new.axes.get(value, value)
-    if key == "actions":
-        return json.dumps([{name: _value(name, one, new, numbers) for name, one in action.items()}
-                           for action in json.loads(value)])  # fmt: skip
-    if key in ("in_flight", "progress"):
-        return [{name: _value(name, one, new, numbers) for name, one in entry.items()} for entry in value]
-    return value
 
+    def entry(one: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _value(name, own, new, numbers) for name, own in one.items()}
 
-def told_of(verdict: HangVerdict, new: Labels) -> Told:
-    """What a verdict says, as it must read under other labels; words and the order of the culprits aside."""
-    culprits = sorted(
-        (sorted(new.ranks[rank] for rank in one.ranks), sorted(new.hosts.get(host, host) for host in one.hosts),
-         str(one.kind), one.confidence, one.severity, one.segment or "", str(one.group and new.group(one.group)),
-         one.waiters, str(one.exit_code))
-        for one in verdict.culprits
-    )  # fmt: skip
-    ranks = (sorted(new.ranks[rank] for rank in some) for some in (verdict.unexplained, verdict.missing))
-    return (verdict.verdict, verdict.victims, verdict.explained, *ranks, culprits)
-
-
-def same_labels(world: int) -> Labels:
-    """The labels that there are."""
-    return Labels({rank: rank for rank in range(world)})
+    changes: Mapping[str, Callable[[Any], Any]] = {
+        "rank": lambda rank: new.ranks[rank],
+        "peer": lambda rank: new.ranks[rank],
+        "ranks": lambda ranks: sorted(new.ranks[rank] for rank in ranks),
+        "host": lambda host: new.hosts.get(host, host),
+        "group": lambda group: numbers[group],
+        "axis": lambda axis: new.axes.get(axis, axis),
+        "actions": lambda text: json.dumps([entry(one) for one in json.loads(text)]),
+        "in_flight": lambda flights: [entry(one) for one in flights],
+        "progress": lambda counts: [entry(one) for one in counts],
+    }
+    return changes[key](value) if value is not None and key in changes else value

@@ -206,3 +206,22 @@ def test_ranks_that_all_left_out_the_same_call_are_no_inversion() -> None:
     assert {(root.ranks, root.kind) for root in roots} == {
         ((0,), CulpritKind.MISSING_CALL), ((2,), CulpritKind.MISSING_CALL),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", ["pp", "pipeline", "depth"])
+def test_stages_call_it_from_work_of_their_own_whatever_their_axis_is_called(axis: str) -> None:
+    """First and last stage share the embedding: the one comes from its backward pass, the other from the loss."""
+    mesh = Topology.of(**{axis: 4, "dp": 2})
+    scene = Scene(mesh)
+    tied = scene.group("embedding", (0, 6))
+    for rank in range(8):
+        if rank < 6:
+            scene.group(f"{axis}_forward", (rank, rank + 2))
+        if rank in (0, 6):
+            scene.work(rank, "loss" if rank else "backward")
+            scene.in_group(rank, tied, 4, "embedding_all_reduce")
+        else:
+            scene.collective(rank, "world", 2, since_s=40)
+    diagnosis = compare_looks(*scene.looks())
+    assert diagnosis.state == State.INCONCLUSIVE
+    assert [(root.ranks, root.kind) for root in diagnosis.roots] == [((0, 6), CulpritKind.NETWORK)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..ends import Waiters
-from ..graph import WaitGraph
+from ..graph import WaitGraph, build_graph
 from ..hang import MAX_CULPRITS, Judged
 from ..history import NoHistory
-from ..looks import find_roots
-from ..mismatch import Root, find_mismatches
+from ..looks import explained_by, find_roots
+from ..mismatch import Root, deviants, find_mismatches
 from ..operations import synchronises
 from ..roots import group_name
 from ..states import Flight, Snapshot
@@ -41,8 +40,9 @@ def judge_snapshot(
     moved = _moved(earlier[-1], folder) if earlier else frozenset()
     found = weigh(folder, snapshot, roots, moved, compared=bool(earlier))
     accused = {rank for root in found.roots for rank in root.ranks}
-    waiting = frozenset(graph.waiting()) | _joined(found.roots, graph)
-    explained = frozenset(Waiters.of(graph).waiting_for(accused)) | _joined(found.roots, graph)
+    whole = build_graph(snapshot, deviants=deviants(mismatches)) if graph.unheard else graph
+    waiting = frozenset(whole.waiting()) | _joined(found.roots, graph)
+    explained = explained_by(whole, accused, frozenset(snapshot.missing) - accused) | _joined(found.roots, graph)
     victims = waiting - accused
     culprits = tuple(_culprit(root, folder, snapshot, found.state) for root in found.roots[:MAX_CULPRITS])
     verdict = HangVerdict(
