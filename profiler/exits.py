@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ _ON_REQUEST = frozenset({-number for number in _REQUESTS} | {_OF_A_SHELL + numbe
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended. ``asked``: the last signal by which its own launcher had told it to end before it did.
+    """How a process ended. ``asked``: the last signal by which its own launcher had told it to end before it did;
 
-    None is what is not known, or what was not done.
+    ``asked_ns``: when it was told first, in the host's time. None is what is not known, or what was not done.
     """
 
     code: int | None = None
     asked: int | None = None
+    asked_ns: int | None = None
 
     @property
     def was_on_request(self) -> bool:
@@ -65,7 +67,7 @@ class ExitNotes:
 
     def asked(self, rank: int, pid: int, number: int) -> None:
         """A rank is about to get a signal that ends it; to be noted before it is sent."""
-        self._write({"rank": rank, "pid": pid, "asked": number})
+        self._write({"rank": rank, "pid": pid, "asked": number, "moment_ns": time.time_ns()})
 
     def ended(self, rank: int, pid: int, code: int) -> None:
         """A rank has ended with a code."""
@@ -98,7 +100,15 @@ def read_exits(folder: Path) -> dict[tuple[int, int], Exit]:
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
             values: dict[str, Any] = json.loads(line)
             key = int(values["rank"]), int(values["pid"])
-            known = found.get(key, Exit())
-            code, asked = values.get("code"), values.get("asked")
-            found[key] = Exit(known.code if code is None else int(code), known.asked if asked is None else int(asked))
+            found[key] = _with(found.get(key, Exit()), values)
     return found
+
+
+def _with(known: Exit, values: Mapping[str, Any]) -> Exit:
+    """What is known of an exit, and what a line adds."""
+    code, asked, moment_ns = values.get("code"), values.get("asked"), values.get("moment_ns")
+    return Exit(
+        known.code if code is None else int(code),
+        known.asked if asked is None else int(asked),
+        int(moment_ns) if known.asked_ns is None and moment_ns is not None else known.asked_ns,
+    )

@@ -60,8 +60,8 @@ AFTERMATH_PHRASES = (
 class Death:
     """The end of a rank's process that was not meant. ``state``: gone, zombie or exception; ``active_ns`` is the last
     moment at which the rank is known to have done something. Both moments are on the reference clock where the clock
-    of its ``host`` is known, else on the host's own. ``exit`` is how it ended, as its launcher or the kernel told, and
-    ``pid`` its process id on that host."""
+    of its ``host`` is known, else on the host's own. ``exit`` is how it ended, as its launcher or the kernel told,
+    ``pid`` its process id on that host, and ``was_told`` whether it had been told to end before."""
 
     rank: int
     state: str
@@ -72,6 +72,7 @@ class Death:
     host: str | None = None
     exit: Exit = NOT_TOLD
     pid: int | None = None
+    was_told: bool = False
 
     @property
     def is_exception(self) -> bool:
@@ -80,10 +81,12 @@ class Death:
 
     @property
     def is_aftermath(self) -> bool:
-        """Whether its exception speaks of others (a connection that broke, a peer that is gone), or it went without a
-        word when its launcher ended it, for something that had happened elsewhere."""
+        """Whether its exception speaks of others (a connection that broke, a peer that is gone) or came when its
+        launcher had told it to end, or it went without a word for that: for something that had happened elsewhere."""
         if not self.is_exception:
             return self.exit.was_on_request
+        if self.was_told:
+            return True
         message = (self.message or "").lower()
         name = (self.type or "").rpartition(".")[2]
         return name in AFTERMATH_TYPES or any(phrase in message for phrase in AFTERMATH_PHRASES)
@@ -182,14 +185,16 @@ def parse_deaths(actions: Iterable[Mapping[str, Any]]) -> list[Death]:
     for action in actions:
         if action.get("action") != "noticed-death" or "rank" not in action:
             continue
+        moment_ns, asked_ns = int(action.get("moment_ns") or 0), _number(action.get("asked_ns"))
         death = Death(
             int(action["rank"]),
             str(action.get("state")),
-            int(action.get("moment_ns") or 0),
+            moment_ns,
             action.get("type"),
             action.get("message"),
-            exit=Exit(_number(action.get("exit_code")), _number(action.get("asked_signal"))),
+            exit=Exit(_number(action.get("exit_code")), _number(action.get("asked_signal")), asked_ns),
             pid=_number(action.get("pid")),
+            was_told=asked_ns is not None and asked_ns <= moment_ns,
         )
         known = by_rank.get(death.rank)
         if known is None or (death.is_exception and not known.is_exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...profiler.exits import EXITS, Exit, read_exits
@@ -29,14 +30,14 @@ class Endings:
         if size != self._size:
             self._size, self._noted = size, read_exits(rank.path.parent)
         noted = self._noted.get((rank.rank, rank.reader.pid), Exit())
-        return Exit(noted.code if rank.exit_code is None else rank.exit_code, noted.asked)
+        return replace(noted, code=noted.code if rank.exit_code is None else rank.exit_code)
 
     def add_to(self, rank: RankDrain, actions: Sequence[dict[str, Any]]) -> None:
-        """Complete a rank's noted death in ``actions``: ``exit_code``, and the ``asked_signal`` of its launcher."""
+        """Complete a rank's noted death in ``actions``: ``exit_code``; of its launcher, ``asked_signal``, ``asked_ns``."""
         if rank.path.name in self._told:
             return
         ending = self.of(rank)
-        known = {"exit_code": ending.code, "asked_signal": ending.asked}
+        known = {"exit_code": ending.code, "asked_signal": ending.asked, "asked_ns": ending.asked_ns}
         for action in actions:
             is_its = action["action"] == NOTICED and action["rank"] == rank.rank
             if is_its and action.get("pid") == rank.reader.pid:
@@ -47,4 +48,4 @@ class Endings:
 
 def exit_of(action: Mapping[str, Any]) -> Exit:
     """How a rank ended, of a noted death."""
-    return Exit(action.get("exit_code"), action.get("asked_signal"))
+    return Exit(action.get("exit_code"), action.get("asked_signal"), action.get("asked_ns"))

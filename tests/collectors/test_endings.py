@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def test_an_agent_tells_by_what_signal_a_rank_was_killed(
 def test_a_rank_that_its_launcher_ended_is_noted_so(killed: Callable[..., dict[str, Any]], spool: Path) -> None:
     death = killed(signal.SIGKILL, notes_on(spool, "run", 0), asked=True)
     assert (death["exit_code"], death["asked_signal"]) == (-signal.SIGKILL, signal.SIGKILL)
+    assert 0 <= time.time_ns() - death["asked_ns"] < 60 * 10**9
 
 
 @pytest.mark.timeout(30)
@@ -140,7 +142,9 @@ def test_notes_come_back_whatever_stands_between(
         expected[rank, pid] = Exit(known.code, value) if what == "asked" else Exit(value, known.asked)
         with (folder / EXITS).open("ab") as file:
             file.write(b"{" + junk.replace(b"\n", b"") + b"\n")
-    assert read_exits(folder) == expected
+    found = read_exits(folder)
+    assert {key: replace(one, asked_ns=None) for key, one in found.items()} == expected
+    assert all((one.asked is None) == (one.asked_ns is None) for one in found.values())
     assert not (folder / "absent").exists()
 
 

@@ -110,3 +110,13 @@ def test_where_all_were_told_to_end_nobody_is_accused(tmp_path: Path) -> None:
     verdict, _ = crash(tmp_path / "store", *(died(rank, exit_code=130, asked_signal=15) for rank in range(8)))
     assert (verdict.verdict, verdict.culprits) == (State.CRASHED, ())
     assert "told to by their launcher" in verdict.abstained[0].reason
+
+
+@pytest.mark.parametrize(("told_s", "blamed"), [(-1, 6), (1, 0)], ids=["told before", "told afterwards"])
+def test_an_exception_of_who_had_been_told_to_end_is_a_consequence(tmp_path: Path, told_s: int, blamed: int) -> None:
+    """As where the launcher's signal meets a lock; an exception before it is the first trouble as ever."""
+    raised = {"state": "exception", "type": "RuntimeError", "message": "release unlocked lock", "exit_code": 1}
+    told = {"asked_signal": 15, "asked_ns": MOMENT_NS + told_s * SECOND}
+    later = {"moment_ns": MOMENT_NS + SECOND, "exit_code": -9}
+    verdict, _ = crash(tmp_path / "store", died(0, **raised, **told), died(6, **later))
+    assert [one.ranks for one in verdict.culprits] == [(blamed,)]
