@@ -41,7 +41,11 @@ def stragglers_of(
 ) -> Latest[StragglerVerdict]:
     """The newest straggler verdict that is ready, of all steps or of those from the first to the last given."""
     key = straggler_key(attempt, steps)
-    return bench.latest(key, lambda: find_stragglers(bench.store, attempt, steps=steps), wait_s=wait_s)
+
+    def judge() -> StragglerVerdict:
+        return find_stragglers(bench.store, attempt, steps=steps, replays=bench.replays)
+
+    return bench.latest(key, judge, wait_s=wait_s)
 
 
 def hang_of(

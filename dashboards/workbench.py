@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from ..collectors.reading.store import Attempt, Store
+from ..heatmap.whatif.kept import KeptReplays
 from ..profiler.errors import MegascopeError
 from .racks import Racks
 from .sizes import size_bytes
@@ -81,6 +82,7 @@ class Workbench:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.racks: Racks | None = None
+        self.replays = KeptReplays()
         self._lock = threading.Lock()
         self._refresh_lock = threading.Lock()
         self._results: OrderedDict[Hashable, Future[Any]] = OrderedDict()

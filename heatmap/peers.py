@@ -9,8 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..profiler.vocabulary import stage_axis
+
 STAGE_AXIS = "pp"
-"""The axis whose index is the stage: ranks of different stages hold different layers and are never compared."""
+"""The axis whose index is the stage: ranks of different stages hold different layers and are never compared.
+
+Other stacks have other names for it: `Placement.stage_axis`."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -61,9 +65,13 @@ class Placement:
 
         -1 where the mesh has one but the rank's stage is not known: such a rank has no peers.
         """
-        if STAGE_AXIS not in self.coordinates:
-            return np.zeros(len(ranks), np.int64)
-        return self.coordinate(STAGE_AXIS, ranks)
+        axis = self.stage_axis
+        return np.zeros(len(ranks), np.int64) if axis is None else self.coordinate(axis, ranks)
+
+    @property
+    def stage_axis(self) -> str | None:
+        """The axis whose index is the stage, by whichever of its usual names; None where the mesh has none."""
+        return stage_axis(self.coordinates)
 
 
 def refine(roles: IntArray, key: IntArray) -> IntArray:

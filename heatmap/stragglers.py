@@ -44,6 +44,7 @@ from .verdict import (
     StragglerVerdict,
 )
 from .whatif.finding import whatif_of
+from .whatif.kept import KeptReplays
 from .window_shape import WindowShapes
 
 MAX_CULPRITS = 100
@@ -93,11 +94,13 @@ def find_stragglers(
     steps: tuple[int, int] | None = None,
     ranks: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    replays: KeptReplays | None = None,
 ) -> StragglerVerdict:
     """Who is slower than its peers at the same work, in the given steps (first, last) and ranks; all if None.
 
     Only self time of work is compared, within a stage and chunk; the rules are in `judge` and `compare`. ``progress``
-    is told (done, total) of the parts of the analysis, which take unequally long.
+    is told (done, total) of the parts of the analysis, which take unequally long. ``replays`` are kept for the next
+    verdict on all steps, which then reads only new ones for its what-if.
     """
     told = iter(range(1, STAGES + 1))
 
@@ -133,7 +136,8 @@ def find_stragglers(
     if len(joined) > MAX_CULPRITS:
         more = len(joined) - MAX_CULPRITS
         notes.append(Abstention("culprits", f"{more} more findings cost less and are not listed"))
-    whatif, not_replayed = whatif_of(store, attempt, seen, of_all_ranks=ranks is None)
+    kept = None if replays is None or steps is not None else replays.of(attempt)
+    whatif, not_replayed = whatif_of(store, attempt, seen, of_all_ranks=ranks is None, kept=kept)
     done()
     arrivals = waited_for(store, attempt, seen, merged[0].steps if merged else None)
     done()

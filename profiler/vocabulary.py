@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -50,6 +51,17 @@ class ActionKind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_GATHER = "all_gather"
     OPTIMIZER_STEP = "optimizer_step"
+
+
+PIPELINE_AXES = ("pp", "pipe", "pipeline")
+REPLICA_AXES = ("dp", "data")
+"""What stacks call the axis whose index is the stage, and that of the replicas; the first name is ours."""
+
+
+def stage_axis(axes: Iterable[str]) -> str | None:
+    """Which of the axes of a mesh has the stages; None where none has."""
+    known = set(axes)
+    return next((name for name in PIPELINE_AXES if name in known), None)
 
 
 # Codes in the binary black box. Append only: the golden file in the tests pins them.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from megascope.collectors.importers.importing import import_run
 from support.commands import finished
 
 DEMO_STEPS = 60
@@ -46,6 +49,19 @@ def traces() -> Path:
         pytest.skip(f"There are no real traces at {folder}.")
     assert folder.is_dir(), f"CI must have the real traces at {folder}"
     return folder
+
+
+@pytest.fixture(scope="session")
+def imported_store(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the store of one of those files, which is imported once; it is for reading."""
+
+    @functools.cache
+    def store_of(path: str) -> Path:
+        store = tmp_path_factory.mktemp("imported") / "store"
+        import_run([traces / path], store)
+        return store
+
+    return store_of
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...profiler.vocabulary import stage_axis
 from ..tables.schemas import TABLES, WRITER_COLUMN, WRITTEN_COLUMN, Table
 from .clock_sql import EVENTS_ALIGNED
 from .evolution import ByVersion, identifier, literal, nothing_of, scan
@@ -145,7 +146,8 @@ _SUPERSEDED = """
 def _spans_view(source: ViewSource) -> str:
     """Events with the names of their segments and the places of their ranks; a stage is the index on pp, else 0."""
     places = "".join(f", ranks.{identifier(axis)}" for axis in source.axes if axis not in _SPAN_COLUMNS)
-    stage = "coalesce(ranks.pp, 0)" if "pp" in source.axes else "0"
+    pipeline = stage_axis(source.axes)
+    stage = "0" if pipeline is None else f"coalesce(ranks.{identifier(pipeline)}, 0)"
     return f"""
         SELECT events.*, segments.name AS segment_name, segments.kind AS kind, segments.axis AS axis,
             ranks.host AS host, {stage} AS stage{places}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...collectors.reading.views import literal
+from ...collectors.reading.views import identifier, literal
 from ...collectors.verdicts import Evidence
 from ..asking import ask
 from ..source import Source
@@ -42,10 +42,10 @@ def _sql(side: Loaded, found: Slower) -> str:
     ]
     if found.ranks:
         chosen.append(f"x.rank IN ({', '.join(str(rank) for rank in found.ranks)})")
-    elif found.stage is not None and "pp" in side.seen.placement.coordinates:
+    elif found.stage is not None and (axis := side.seen.placement.stage_axis) is not None:
         chosen.append(
             f"x.rank IN (SELECT rank FROM ranks WHERE run = {literal(side.attempt.run)} "
-            f"AND attempt = {side.attempt.attempt} AND pp = {found.stage})"
+            f"AND attempt = {side.attempt.attempt} AND {identifier(axis)} = {found.stage})"
         )
     if side.seen.source.source == Source.ROLLUPS:
         chosen += [f"window_steps = {width}", f"first_step BETWEEN {first} AND {last}"]

@@ -114,7 +114,7 @@ def _evidence(store: Store, attempt: Attempt, seen: Observations, found: Loading
     condition = f"s.kind = '{SegmentKind.DATA}'"
     where = ""
     if found.stage is not None:
-        condition += f" AND r.{identifier(STAGE_AXIS)} = {found.stage}"
+        condition += f" AND r.{identifier(seen.placement.stage_axis or STAGE_AXIS)} = {found.stage}"
         where = f" on stage {found.stage}"
     steps, count = steps_of(found.first, found.last, seen), len(found.rows)
     result = []

@@ -46,7 +46,7 @@ def stage_evidence(
     store: Store, attempt: Attempt, seen: Observations, stage: int, steps: tuple[int, int]
 ) -> tuple[Evidence, ...]:
     """Compute of the stage's median rank beside the other stages', and of its fastest rank beside their slowest."""
-    axis = f"r.{identifier(STAGE_AXIS)}"
+    axis = f"r.{identifier(seen.placement.stage_axis or STAGE_AXIS)}"
     result = []
     for own_of, others_of, text in (
         ("median", "median", "the median rank of stage {stage} computes {own:.2f} ms a step, that of the other stages "

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...profiler.vocabulary import SegmentKind
+from ...profiler.vocabulary import PIPELINE_AXES, SegmentKind
 from ..cells import SegmentCells, total_work
 from ..observations import Observations
-from ..peers import STAGE_AXIS, FloatArray, IntArray, column_median
+from ..peers import FloatArray, IntArray, column_median
 
-SHARED_AXES = frozenset({STAGE_AXIS, "tp", "cp"})
+SHARED_AXES = frozenset({*PIPELINE_AXES, "tp", "cp"})
 """Axes along which ranks share their micro-batches: pipeline, tensor and context parallelism cut the model or the
 sequence. All other axes multiply the batch."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..observations import Observations
-from ..peers import STAGE_AXIS, row_median
+from ..peers import row_median
 from ..verdict import Abstention
 from .blocks import Blocks, StalledHost
 
@@ -28,7 +28,7 @@ def is_place_in_mesh(one: StalledHost, stalled: list[StalledHost], blocks: Block
     out = set().union(*(other.ranks for other in stalled))
     own = np.array(one.ranks, np.int64)
     for axis in seen.placement.coordinates:
-        if axis == STAGE_AXIS or not (seen.placement.coordinate(axis, own) == 0).all():
+        if axis == seen.placement.stage_axis or not (seen.placement.coordinate(axis, own) == 0).all():
             continue
         index = seen.placement.coordinate(axis, seen.ranks)
         members = set(seen.ranks[(index == 0) & blocks.active].tolist())

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...collectors.reading.store import Attempt, Store
-from ...profiler.vocabulary import SegmentKind
+from ...profiler.vocabulary import PIPELINE_AXES, SegmentKind
 from ..cells import NS_PER_MS
-from ..peers import STAGE_AXIS, FloatArray, IntArray, Placement
+from ..peers import FloatArray, IntArray, Placement
 from .channels import Channels, crosses_hosts, host_numbers, none_of
 
 DIRECTIONS = ("forward", "backward")
@@ -109,7 +109,7 @@ def _pairs(known: list[dict[str, object]], placement: Placement, reader: _Window
 
     A rank has one neighbour a direction: the next stage, cyclically, at the same place on all other axes.
     """
-    names = {str(row["name"]): row for row in known if row["kind"] == SegmentKind.P2P and row["axis"] == STAGE_AXIS}
+    names = {str(row["name"]): row for row in known if row["kind"] == SegmentKind.P2P and row["axis"] in PIPELINE_AXES}
     parts = []
     for direction in DIRECTIONS:
         sends = next((name for name in names if "send" in name and direction in name), None)
@@ -135,17 +135,17 @@ def _pairs(known: list[dict[str, object]], placement: Placement, reader: _Window
 
 def _neighbours(placement: Placement, reader: _Windows, step: int) -> IntArray | None:
     """Place among the reader's ranks of each one's neighbour ``step`` stages on, cyclically, [R]; -1 for none."""
-    ranks = reader.ranks
-    if STAGE_AXIS not in placement.coordinates or not len(ranks):
+    ranks, pipeline = reader.ranks, placement.stage_axis
+    if pipeline is None or not len(ranks):
         return None
     axes = sorted(placement.coordinates)
     index = np.stack([placement.coordinate(axis, ranks) for axis in axes])
     sizes = np.array([reader.size_of(placement, axis) for axis in axes])
-    if (index < 0).any() or sizes[axes.index(STAGE_AXIS)] < 2:
+    if (index < 0).any() or sizes[axes.index(pipeline)] < 2:
         return None
     cell = np.ravel_multi_index(tuple(index), tuple(sizes))
     moved = index.copy()
-    stage = axes.index(STAGE_AXIS)
+    stage = axes.index(pipeline)
     moved[stage] = (index[stage] + step) % sizes[stage]
     table = np.full(int(np.prod(sizes)), -1, np.int64)
     table[cell] = np.arange(len(ranks))

@@ -20,7 +20,11 @@ LEAST_EXCESS = 0.005
 """Excess S - 1 below which there is nothing to share out: it is the scatter of single operations."""
 
 MAX_PARTS = 16
-"""Ranks, hosts and links whose contribution is computed: those that took the longest beyond their ideal."""
+"""Links whose contribution is computed, and ranks and hosts of large jobs: those that took the longest beyond their
+ideal."""
+
+MAX_REPLAYED = 24_000_000
+"""Operations of all steps x ranks (or hosts) up to which each of these has its contribution: half a second."""
 
 
 @dataclass(slots=True)
@@ -104,7 +108,8 @@ class _Analysis:
         found.sort(key=lambda one: (list(Part).index(one.part), -one.recovered, one.name))
         m_s = float(recovered[1]) if has_stages else None
         notes = () if has_stages else ("the job has one stage, so that there is no last one to fix: no m_s",)
-        return WhatIf(slowdown, float(recovered[0]), m_s, steps, count, *seconds, *self._workers(), tuple(found), notes)
+        slowest, unlisted = float(recovered[0]), max(self._measured.ranks.size - self._most, 0)
+        return WhatIf(slowdown, slowest, m_s, steps, count, *seconds, *self._workers(), tuple(found), notes, unlisted)
 
     # -- sets of operations -------------------------------------------------------------------------------------
 
@@ -140,11 +145,16 @@ class _Analysis:
         count = self._measured.program.stages * self._measured.ranks.shape[2]
         return count, math.ceil(SLOWEST_SHARE * count)
 
+    @property
+    def _most(self) -> int:
+        """Of how many ranks, and of how many hosts, the contribution is computed."""
+        return max(MAX_PARTS, MAX_REPLAYED // self._measured.own.size)
+
     def _parts(self) -> list[tuple[Part, str, Sets]]:
         """What contributions are computed of."""
         ranks, program = self._measured.ranks, self._measured.program
         beyond = self._beyond()
-        order = np.argsort(-beyond.reshape(-1), kind="stable")[:MAX_PARTS]
+        order = np.argsort(-beyond.reshape(-1), kind="stable")[: self._most]
         found = [(Part.RANK, str(rank), self._work(ranks == rank)) for rank in ranks.reshape(-1)[order].tolist()]
         found += [(Part.HOST, host, self._work(np.isin(ranks, own))) for host, own in self._costly_hosts(beyond)]
         found += [(Part.LINK, name, one) for name, one in self._costly_links()]
@@ -196,7 +206,7 @@ class _Analysis:
                 cost[host] = cost.get(host, 0.0) + took
         if len(own) < 2 or len(own) == self._measured.ranks.size:
             return []
-        return [(host, own[host]) for host in sorted(own, key=lambda host: -cost[host])[:MAX_PARTS]]
+        return [(host, own[host]) for host in sorted(own, key=lambda host: -cost[host])[: self._most]]
 
 
 def _joined(sets: list[Sets]) -> Sets:

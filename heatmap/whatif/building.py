@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...profiler.vocabulary import ActionKind
+from ...profiler.vocabulary import REPLICA_AXES, ActionKind
 from ..peers import FloatArray
 from .program import CircularWaitError, Meeting, Node, Program
 from .reasons import CannotReplayError
@@ -185,7 +185,7 @@ def _collective(recording: Recording, nodes: list[Node], number: int) -> Meeting
     group = recording.group_ranks.get(int(groups[0, 0])) if groups is not None else None
     if groups is None or group is None:
         axis = recording.axes[number]
-        across = axis in ("dp", "world")
+        across = axis in (*REPLICA_AXES, "world")
         over_stages = range(stages) if axis == "world" else (node.stage,)
         joined = _same(nodes, node, over_stages)
         return Meeting(joined, axis in ("world", *recording.places.inner), everyone if across and replicas > 1 else ())

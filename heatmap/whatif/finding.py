@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,9 @@ from ...collectors.verdicts import Abstention
 from ..observations import Observations
 from ..peers import IntArray, Placement
 from ..source import Source
-from .live import LiveWhatIf
+from .kept import KeptReplay
 from .reasons import CannotReplayError
-from .recording import load_recording
 from .result import WhatIf
-from .schedule import load_schedule, scheduled_names
 from .tables import Tables
 
 SIGNAL = "what-if"
@@ -29,27 +28,29 @@ judged, half as many: the rest of the verdict takes little time there."""
 
 
 def find_whatif(
-    store: Tables, attempt: Attempt, placement: Placement, steps: IntArray, *, max_spans: int = MAX_SPANS
+    store: Tables,
+    attempt: Attempt,
+    placement: Placement,
+    steps: IntArray,
+    *,
+    max_spans: int = MAX_SPANS,
+    kept: KeptReplay | None = None,
 ) -> WhatIf:
     """S, M_W and M_S over the given steps [S], or a sample of them; ``notes`` say which.
 
-    Raises CannotReplayError, whose text is the reason, where they cannot be had.
+    With what was ``kept`` of an earlier look only new steps are read. Raises CannotReplayError, whose text is the
+    reason, where they cannot be had.
     """
     if not len(steps):
         raise CannotReplayError("no step was looked at")
-    chosen = _sample(store, attempt, steps, max_spans)
-    actions = load_schedule(store, attempt)
-    recording = load_recording(store, attempt, placement, chosen.tolist(), scheduled_names(actions))
-    live = LiveWhatIf(actions, hosts_of(placement), window=None)
-    live.add(recording)
+    spans = _spans_of_steps(store, attempt)
+    chosen = _sample(steps, spans, max_spans)
+    live = (kept or KeptReplay()).look(
+        store, attempt, placement, {step: spans.get(step, 0) for step in chosen.tolist()}
+    )
     found = live.result()
-    left_out = _notes(steps, chosen, live.steps, recording.places.unrecorded)
+    left_out = _notes(steps, chosen, live.steps, live.unrecorded)
     return replace(found, notes=(*left_out, *found.notes))
-
-
-def hosts_of(placement: Placement) -> dict[int, str]:
-    """Host of every rank that is known."""
-    return {int(rank): host for rank, host in zip(placement.ranks, placement.hosts, strict=True)}
 
 
 def _notes(looked_at: IntArray, read: IntArray, replayed: IntArray, unrecorded: tuple[str, ...]) -> tuple[str, ...]:
@@ -68,20 +69,26 @@ def _notes(looked_at: IntArray, read: IntArray, replayed: IntArray, unrecorded: 
 
 
 def whatif_of(
-    store: Store, attempt: Attempt, seen: Observations, *, of_all_ranks: bool = True
+    store: Store,
+    attempt: Attempt,
+    seen: Observations,
+    *,
+    of_all_ranks: bool = True,
+    kept: KeptReplay | None = None,
 ) -> tuple[WhatIf | None, tuple[Abstention, ...]]:
     """What a verdict says about what-if: the ratios of the steps looked at, and what could not be had, none of which
     forbids the word healthy."""
     spans = sum(entry.rows for entry in store.entries("events", attempt))
     try:
+        if not of_all_ranks:
+            raise CannotReplayError("a replay needs all ranks, and only some were asked for")
         if not spans:
             raise CannotReplayError("a replay needs single spans, and the store holds none")
         if spans > MAX_SCANNED:
             raise CannotReplayError(f"{spans:,} spans are too many to look for the steps to be replayed")
-        if not of_all_ranks:
-            raise CannotReplayError("a replay needs all ranks, and only some were asked for")
         most = MAX_SPANS if seen.source.source == Source.SPANS else MAX_SPANS // 2
-        found = find_whatif(store, attempt, seen.placement, _steps(store, attempt, seen), max_spans=most)
+        chosen = _steps(store, attempt, seen)
+        found = find_whatif(store, attempt, seen.placement, chosen, max_spans=most, kept=kept)
     except CannotReplayError as error:
         return None, (Abstention(SIGNAL, f"{error}: no slowdown, m_w and m_s"),)
     return found, tuple(Abstention(SIGNAL, note) for note in found.notes)
@@ -109,14 +116,21 @@ def _recorded_steps(store: Tables, attempt: Attempt) -> IntArray:
     return np.asarray(table["step"].to_numpy(), np.int64)
 
 
-def _sample(store: Tables, attempt: Attempt, steps: IntArray, max_spans: int) -> IntArray:
-    """As many of the steps as have no more than ``max_spans`` spans together, evenly spread; at least one."""
-    row = store.query(
-        "SELECT count(*) AS spans, count(DISTINCT step) AS steps FROM events WHERE step IS NOT NULL", attempt=attempt
-    ).to_pylist()[0]
-    per_step = max(1, int(row["spans"]) // max(1, int(row["steps"])))
-    count = max(1, max_spans // per_step)
-    if count >= len(steps):
-        return steps
-    chosen: IntArray = steps[np.unique(np.linspace(0, len(steps) - 1, count).round().astype(np.int64))]
-    return chosen
+def _spans_of_steps(store: Tables, attempt: Attempt) -> dict[int, int]:
+    """How many spans each step has."""
+    table = store.query(
+        "SELECT step, count(*) AS spans FROM events WHERE step IS NOT NULL GROUP BY step", attempt=attempt
+    )
+    return dict(zip(table["step"].to_pylist(), table["spans"].to_pylist(), strict=True))
+
+
+def _sample(steps: IntArray, spans: Mapping[int, int], max_spans: int) -> IntArray:
+    """As many of the steps as have no more than ``max_spans`` spans together, evenly spread; at least one.
+
+    Every second, fourth, eighth ... step: a sample of fewer is part of it, and new steps change none before them.
+    """
+    per_step = max(1, sum(spans.values()) // max(1, len(spans)))
+    count, stride = max(1, max_spans // per_step), 1
+    while len(steps) // stride > count:
+        stride *= 2
+    return steps[stride - 1 :: stride]

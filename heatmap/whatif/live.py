@@ -41,8 +41,20 @@ class LiveWhatIf:
         """Add steps. Raises CannotReplayError where no step so far can be replayed, ValueError for other ranks, or for
         a step that was added before."""
         self._recording = self._newest(recording if self._recording is None else joined(self._recording, recording))
-        matched = match(self._actions, self._recording.nodes)
-        whole = complete(self._recording, matched)
+        self._replay(self._recording)
+
+    def keep(self, steps: IntArray) -> None:
+        """Forget all other steps. Raises CannotReplayError where none of those that remain can be replayed."""
+        if self._recording is None:
+            return
+        chosen = np.isin(self._recording.steps, steps)
+        if not chosen.all():
+            self._recording = self._recording.of_steps(chosen)
+            self._replay(self._recording)
+
+    def _replay(self, recording: Recording) -> None:
+        matched = match(self._actions, recording.nodes)
+        whole = complete(recording, matched)
         program = build_program(whole, matched)
         if program != self._program:
             self._program, self._accumulator = program, Accumulator(self._hosts)
@@ -61,6 +73,16 @@ class LiveWhatIf:
     def steps(self) -> IntArray:
         """Steps that can be replayed, of those that were added."""
         return self._accumulator.steps
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Ranks that were recorded in them."""
+        return frozenset() if self._recording is None else frozenset(self._recording.places.ranks.reshape(-1).tolist())
+
+    @property
+    def unrecorded(self) -> tuple[str, ...]:
+        """Axes of which only one index was recorded."""
+        return () if self._recording is None else self._recording.places.unrecorded
 
     @property
     def measured(self) -> Measured | None:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...collectors.reading.store import Attempt
-from ..peers import STAGE_AXIS, IntArray, Placement
+from ...profiler.vocabulary import PIPELINE_AXES, REPLICA_AXES
+from ..peers import IntArray, Placement
 from .reasons import CannotReplayError
-
-REPLICA_AXIS = "dp"
-"""Ranks that differ on it meet at the end of a step: a step cannot be replayed without all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +35,12 @@ def find_places(attempt: Attempt, placement: Placement, recorded: Collection[int
     Raises CannotReplayError where ranks are missing, unless it is all but one index of an axis that nothing recorded
     meets on.
     """
-    axes = [axis for axis in placement.coordinates if axis != STAGE_AXIS]
+    axes = [axis for axis in placement.coordinates if axis != placement.stage_axis]
     members, replicas = [axis for axis in axes if axis in inner], [axis for axis in axes if axis not in inner]
     ranks = np.array(sorted(recorded), np.int64)
     stage = np.zeros(len(ranks), np.int64)
-    if STAGE_AXIS in placement.coordinates:
-        stage = placement.coordinate(STAGE_AXIS, ranks)
+    if placement.stage_axis is not None:
+        stage = placement.coordinate(placement.stage_axis, ranks)
     keys = [_number(placement, group, ranks) for group in (members, replicas)]
     shape = (int(stage.max()) + 1, *(int(key.max()) + 1 for key in keys))
     if min(stage.min(), *(key.min() for key in keys)) < 0:
@@ -53,7 +51,8 @@ def find_places(attempt: Attempt, placement: Placement, recorded: Collection[int
     whole = attempt.world_size or int(np.prod([max(1, size) for size in attempt.layout.values()]))
     expected = whole // int(np.prod([attempt.layout[axis] for axis in unrecorded]))
     missing = int((grid < 0).sum()) + max(expected - grid.size, 0)
-    if missing or {STAGE_AXIS, REPLICA_AXIS, *inner} & set(unrecorded):
+    needed = {*PIPELINE_AXES, *REPLICA_AXES, *inner}  # replicas meet at the end of a step
+    if missing or needed & set(unrecorded):
         raise CannotReplayError(f"a replay needs the spans of all {whole} ranks, and has those of {len(ranks)}")
     return Places(grid, tuple(members), unrecorded)
 

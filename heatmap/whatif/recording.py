@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...collectors.reading.store import Attempt
-from ...profiler.vocabulary import WAITING_KINDS, SegmentKind
+from ...profiler.vocabulary import PIPELINE_AXES, REPLICA_AXES, WAITING_KINDS, SegmentKind
 from ..peers import FloatArray, IntArray, Placement
 from .places import Places, find_places
 from .program import Node
@@ -23,7 +24,7 @@ MAX_CELLS = 20_000_000
 NONE = -1
 """Stands for a chunk or micro-batch that a span does not have."""
 
-OUTER_AXES = frozenset({"pp", "dp", "world"})
+OUTER_AXES = frozenset({*PIPELINE_AXES, *REPLICA_AXES, "world"})
 """Axes whose communication is an operation of its own, also where it begins inside a backward."""
 
 OUTSIDE = (SegmentKind.EVAL, SegmentKind.INIT, SegmentKind.COMPILE)
@@ -73,17 +74,27 @@ class Recording:
 
 
 def load_recording(
-    store: Tables, attempt: Attempt, placement: Placement, steps: Sequence[int], scheduled: Collection[str]
+    store: Tables,
+    attempt: Attempt,
+    placement: Placement,
+    steps: Sequence[int],
+    scheduled: Collection[str],
+    *,
+    known: Collection[int] = (),
 ) -> Recording:
-    """Read the given steps. Raises CannotReplayError where they cannot be arranged as stages, members and replicas."""
+    """Read the given steps; ``known`` are ranks of other steps, of which these may have no span yet.
+
+    Raises CannotReplayError where the ranks cannot be arranged as stages, members and replicas.
+    """
     where = f"step IN ({', '.join(str(int(step)) for step in steps)}) AND status = 'ok' AND duration_ns IS NOT NULL"
     segments = find_segments(store, attempt, where, scheduled)
     table = store.query(_rows_sql(segments, where), attempt=attempt)
     if not table.num_rows:
         raise CannotReplayError("the steps have no timed span")
-    places = find_places(attempt, placement, set(np.unique(table["rank"].to_numpy()).tolist()), segments.inner)
+    recorded = set(np.unique(table["rank"].to_numpy()).tolist()) | set(known)
+    places = find_places(attempt, placement, recorded, segments.inner)
     recording = _arrange(table, segments, places, np.array(sorted(steps), np.int64))
-    return _with_groups(store, attempt, recording, segments, where)
+    return _with_groups(store, attempt, recording, segments, table)
 
 
 def _rows_sql(segments: Segments, where: str) -> str:
@@ -98,7 +109,8 @@ def _rows_sql(segments: Segments, where: str) -> str:
             coalesce(chunk, {NONE}) AS chunk,
             CASE WHEN segment IN ({collectives}) THEN {NONE} ELSE coalesce(microbatch, {NONE}) END AS microbatch,
             min(start_ns) AS first_ns, arg_min(start_ns + duration_ns, start_ns) AS end_ns,
-            max(start_ns + duration_ns) AS last_ns, sum(coalesce(self_ns, duration_ns))::DOUBLE AS own
+            max(start_ns + duration_ns) AS last_ns, sum(coalesce(self_ns, duration_ns))::DOUBLE AS own,
+            any_value("group") AS "group"
         FROM events WHERE {where} AND (segment, coalesce(parent, 0)) IN ({pairs}) GROUP BY ALL"""
 
 
@@ -148,7 +160,9 @@ def _around(segment: int, parent: int, parents: dict[int, set[int]]) -> list[int
 
 def _arrange(table: pa.Table, segments: Segments, places: Places, steps: IntArray) -> Recording:
     """Rows to arrays."""
-    columns = {name: table[name].to_numpy().astype(np.int64) for name in table.column_names if name != "own"}
+    columns = {
+        name: table[name].to_numpy().astype(np.int64) for name in table.column_names if name not in ("own", "group")
+    }
     pairs, at = _distinct(columns["segment"], columns["parent"])
     root = np.array([segments.root.get((a, b), 0) for a, b in pairs.T.tolist()], np.int64)[at]
     lane = places.lanes()[columns["rank"]]
@@ -196,17 +210,19 @@ def _known(value: int) -> int | None:
     return None if value == NONE else value
 
 
-def _with_groups(store: Tables, attempt: Attempt, recording: Recording, segments: Segments, where: str) -> Recording:
+def _with_groups(
+    store: Tables, attempt: Attempt, recording: Recording, segments: Segments, table: pa.Table
+) -> Recording:
     """Note the groups of all collectives."""
     wanted = [one for one, kind in segments.kinds.items() if kind == SegmentKind.COLLECTIVE]
     wanted = [one for one in wanted if any(root == one for root in segments.root.values())]
     if not wanted:
         return recording
-    rows = store.query(
-        f"""SELECT rank, segment, coalesce(chunk, {NONE}) AS chunk, any_value("group") AS "group" FROM events
-            WHERE {where} AND segment IN ({", ".join(map(str, wanted))}) AND "group" IS NOT NULL GROUP BY ALL""",
-        attempt=attempt,
-    ).to_pylist()
+    table = table.filter(pc.and_(pc.is_in(table["segment"], pa.array(wanted)), pc.is_valid(table["group"])))
+    if not table.num_rows:
+        return recording
+    _, which = _distinct(*(table[name].to_numpy().astype(np.int64) for name in ("rank", "segment", "chunk")))
+    rows = table.take(pa.array(np.unique(which, return_index=True)[1])).to_pylist()  # one of each operation of a rank
     lanes, shape = recording.places.lanes(), recording.places.ranks.shape
     numbers = {(node.stage, node.name, node.chunk): number for number, node in enumerate(recording.nodes)}
     for row in rows:

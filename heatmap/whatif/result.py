@@ -42,7 +42,8 @@ class WhatIf:
     stage. ``step_count`` steps were replayed, of ``steps`` (first, last). ``step_s`` is their mean as measured without
     launch delays, ``recorded_s`` with them (that of the rank on which it is longest), ``ideal_s`` the ideal.
     ``slowest`` of the ``workers`` (a worker is one stage of one replica) are those that ``m_w`` fixes.
-    ``contributions`` by part, the costliest first. ``notes`` say what was left out.
+    ``contributions`` by part, the costliest first; of a large job ``unlisted_ranks`` that cost less have none.
+    ``notes`` say what was left out.
     """
 
     slowdown: float
@@ -57,6 +58,7 @@ class WhatIf:
     slowest: int = 0
     contributions: tuple[Contribution, ...] = ()
     notes: tuple[str, ...] = ()
+    unlisted_ranks: int = 0
 
     def of(self, part: Part) -> tuple[Contribution, ...]:
         """Contributions of one kind, the costliest first."""

@@ -12,6 +12,7 @@ from ..profiler.errors import UsageError
 from .common import (
     AttemptNumber,
     Json,
+    Ranks,
     Run,
     Since,
     Steps,
@@ -19,6 +20,7 @@ from .common import (
     Until,
     choose_steps,
     open_attempt,
+    parse_ranks,
     parse_steps,
     print_json,
     print_report,
@@ -39,6 +41,7 @@ def stragglers(
     steps: Steps = None,
     since: Since = None,
     until: Until = None,
+    ranks: Ranks = None,
     against: Annotated[
         str | None,
         Parameter(help="Say what got slower than in RUN, RUN/ATTEMPT, another STORE or STORE:RUN."),
@@ -59,6 +62,9 @@ def stragglers(
 
     Example: megascope stragglers runs/demo/store --steps 60: --against-steps 10:50
     """
+    chosen_ranks = parse_ranks(ranks)
+    if chosen_ranks is not None and (fleet or against is not None or against_steps is not None):
+        raise UsageError("--ranks is for the verdict alone: leave it out, or --fleet and --against.")
     if fleet:
         _only_stores(run, attempt, steps, since, until, against, against_steps)
         return _fleet([store, *also], json=json)
@@ -73,7 +79,7 @@ def stragglers(
     from ..heatmap.verdict import to_json  # noqa: PLC0415
 
     with progress_of("judging") as progress:
-        verdict = find_stragglers(opened, chosen, steps=between, progress=progress)
+        verdict = find_stragglers(opened, chosen, steps=between, ranks=chosen_ranks, progress=progress)
     if json:
         print_json(to_json(verdict))
     else:

@@ -135,6 +135,17 @@ def test_against_a_run_an_attempt_a_store_or_a_window(store: Path, capsys: pytes
     assert (code, "SLOWER: Rank 6 on node0003" in out) == (0, True)
 
 
+def test_only_some_ranks_are_judged(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "stragglers", str(store), "--ranks", "0-1", "--json")
+    found = json.loads(out)
+    assert (code, found["slowdown"]) == (0, None)
+    assert any("only some were asked for" in one["reason"] for one in found["abstained"])
+    for more in ("--fleet", "--against-steps=0:3"):
+        code, out, err = run(capsys, "stragglers", str(store), "--ranks", "0-1", more)
+        assert (code, out) == (2, "")
+        assert "--ranks is for the verdict alone" in err
+
+
 def test_fleet_of_one_store_or_several(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "stragglers", str(store), "--fleet", "--also", str(store), "--json")
     value = json.loads(out)

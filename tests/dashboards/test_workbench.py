@@ -14,9 +14,11 @@ import pytest
 
 from megascope.collectors.reading.store import Store
 from megascope.dashboards import workbench
+from megascope.dashboards.verdicts import stragglers_of
 from megascope.dashboards.view import View
 from megascope.dashboards.workbench import Workbench
 from megascope.profiler.errors import MegascopeError, UsageError
+from support.small_job import ALL, job_of, open_simulated
 from support.synthetic_store import START_NS, SyntheticJob, write_synthetic_store
 
 Counter = Callable[[], int]
@@ -74,6 +76,25 @@ def test_a_new_version_of_the_store_computes_again(growing: Path) -> None:
         assert bench.stamp() != stamp
         assert len(calls) == 2
         bench.close()
+
+
+def test_what_if_reads_only_new_steps_for_the_next_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "REFRESH_S", 0.0)
+    store, attempt = open_simulated(tmp_path / "store", job_of(), ALL)
+    with store:
+        bench = Workbench(store)
+        first = stragglers_of(bench, attempt, wait_s=60)
+        read = bench.replays.of(attempt).steps_read
+        grow(tmp_path / "store", 1)
+        bench.replays.of(attempt).steps_read = -1
+        while (latest := stragglers_of(bench, attempt)).stale:
+            time.sleep(0.02)
+        bench.close()
+    assert first.value is not None
+    assert latest.value is not None
+    assert read > 0
+    assert bench.replays.of(attempt).steps_read == 0
+    assert latest.value.whatif == first.value.whatif is not None
 
 
 def test_a_slow_analysis_runs_once_at_a_time_and_its_last_result_stays(growing: Path) -> None:

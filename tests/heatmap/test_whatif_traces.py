@@ -15,7 +15,7 @@ from megascope.collectors.reading.store import Store
 from megascope.heatmap.matrix import load_placement
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import CulpritKind, StragglerVerdict
-from megascope.heatmap.whatif.finding import hosts_of
+from megascope.heatmap.whatif.kept import hosts_of
 from megascope.heatmap.whatif.live import LiveWhatIf
 from megascope.heatmap.whatif.recording import load_recording
 from megascope.heatmap.whatif.result import Part, WhatIf
