@@ -33,7 +33,7 @@ class Endings:
         return replace(noted, code=noted.code if rank.exit_code is None else rank.exit_code)
 
     def add_to(self, rank: RankDrain, actions: Sequence[dict[str, Any]]) -> None:
-        """Complete a rank's noted death in ``actions``: ``exit_code``; of its launcher, ``asked_signal``, ``asked_ns``."""
+        """Complete a rank's noted death in ``actions``: ``exit_code``, ``asked_signal``, ``asked_ns``."""
         if rank.path.name in self._told:
             return
         ending = self.of(rank)
