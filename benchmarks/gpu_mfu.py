@@ -62,7 +62,7 @@ class SteadySteps(NullRecorder):
 
     def __init__(self, synchronize: Any) -> None:
         self._synchronize = synchronize
-        self.began_s = 0.0
+        self.began_s = self.ended_s = 0.0
         self.utilizations: list[float] = []
 
     def step(self, number: int) -> None:
@@ -76,10 +76,14 @@ class SteadySteps(NullRecorder):
         if step >= WARM_UP and values.get("mfu") is not None:
             self.utilizations.append(values["mfu"])
 
-    def step_s(self) -> float:
-        """Mean seconds of a step, once the last one is enqueued."""
+    def end_step(self) -> None:
+        """The last step is enqueued: what follows is the end of the training."""
         self._synchronize()
-        return (time.perf_counter() - self.began_s) / (STEPS - WARM_UP)
+        self.ended_s = time.perf_counter()
+
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return (self.ended_s - self.began_s) / (STEPS - WARM_UP)
 
 
 def measure(case: str, backend: str, peak: float | None = None) -> dict[str, Any]:

@@ -48,8 +48,10 @@ def test_steady_steps_are_timed_from_the_end_of_the_warm_up(monkeypatch: pytest.
         steady.step(step)
         steady.step_metrics(step, mfu=None if step == 7 else 0.1 * step, loss=1.0)
         now[0] += 100.0 if step < gpu_mfu.WARM_UP else 2.0
+    steady.end_step()
+    ended, now[0] = now[0], now[0] + 50.0  # the end of the training
     assert steady.step_s() == 2.0
-    assert waits == [100.0 * gpu_mfu.WARM_UP, now[0]]
+    assert waits == [100.0 * gpu_mfu.WARM_UP, ended]
     assert len(steady.utilizations) == gpu_mfu.STEPS - gpu_mfu.WARM_UP - 1
 
 

@@ -19,7 +19,7 @@ def test_a_text_becomes_a_token_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (made["tokens"], made["vocabulary"], made["file"]) == (2000, 256, str(out))
     assert np.load(out).tobytes() == text.read_bytes() * 2
     assert main(["tokenize", str(text), "--out", str(out)]) == 2
-    assert "There is a token file" in capsys.readouterr().err
+    assert "There is a file" in capsys.readouterr().err
 
 
 def test_the_command_to_train_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,24 @@ def test_the_tokenizer_of_a_model_is_taken_as_it_is(tmp_path: Path) -> None:
         tokenize([], tmp_path / "o.npy", tokenizer="words", vocabulary=300, sample_bytes=1)
 
 
+def test_a_model_s_marks_limits_and_padding_leave_the_text_as_it_is(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Model
+    from tokenizers.processors import TemplateProcessing
+
+    model = Model.from_str(train_tokenizer(TEXT, 270))
+    model.add_special_tokens(["<s>"])
+    mark = model.token_to_id("<s>")
+    assert mark is not None
+    model.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", mark)])
+    model.enable_truncation(5)
+    model.enable_padding(length=5000)
+    (tmp_path / "tokenizer.json").write_text(model.to_str())
+    out, meaning = make(tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
+    tokens, _ = open_tokens(out)
+    assert model.decode(tokens.tolist()) == TEXT.decode()
+    assert meaning.vocabulary == mark + 1
+
+
 def test_a_file_of_bytes_is_the_same_text_to_a_checkpoint(tmp_path: Path) -> None:
     out, meaning = make(tmp_path)
     data = DataConfig(text=tmp_path / "text.txt")
@@ -105,6 +123,20 @@ def half_a_description(path: Path) -> None:
     beside.write_text(beside.read_text()[:20])
 
 
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def archive(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(3))
+
+
+def wrong_types(path: Path) -> None:
+    beside = path.with_suffix(".json")
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), "vocabulary": "many"}))
+
+
 def newer(path: Path) -> None:
     beside = path.with_suffix(".json")
     beside.write_text(json.dumps({**json.loads(beside.read_text()), "format": "megascope-tokens 2"}))
@@ -118,6 +150,9 @@ def newer(path: Path) -> None:
         (no_array, "tokens.npy is cut or is no token file"),
         (no_description, "tokens.json .*without which tokens.npy is no token file"),
         (half_a_description, "tokens.json does not describe a token file"),
+        (empty, "tokens.npy is cut or is no token file"),
+        (archive, "tokens.npy is no NumPy array"),
+        (wrong_types, "tokens.json does not describe a token file"),
         (newer, "is of the format 'megascope-tokens 2'"),
         (Path.unlink, "Cannot read the token file"),
     ],
@@ -160,7 +195,7 @@ def test_a_token_file_goes_with_no_other_text(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path) -> None:
     out, _ = make(tmp_path)
-    with pytest.raises(UsageError, match=r"There is a token file .* already"):
+    with pytest.raises(UsageError, match=r"There is a file .*tokens.npy already"):
         make(tmp_path)
     with pytest.raises(UsageError, match=r"name ends in .npy"):
         write_tokens(tmp_path / "t.bin", [], 10, "bytes")

@@ -50,8 +50,9 @@ def write_tokens(path: Path, parts: Iterable[Tokens], vocabulary: int, tokenizer
     """
     if path.suffix != ".npy":
         raise UsageError(f"A token file's name ends in .npy, and {path.name} does not: choose another.")
-    if _meaning_path(path).exists():
-        raise UsageError(f"There is a token file {path} already: choose another name, or remove it and its .json.")
+    for taken in (path, _meaning_path(path)):
+        if taken.exists():
+            raise UsageError(f"There is a file {taken} already: choose another name, or remove it.")
     digest, count = hashlib.blake2b(digest_size=16), 0
 
     def write(temporary: Path) -> None:
@@ -64,11 +65,15 @@ def write_tokens(path: Path, parts: Iterable[Tokens], vocabulary: int, tokenizer
     try:
         make_folders(path.absolute().parent)
         write_durably(path, write)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
         meaning = Meaning(tokens=count, vocabulary=vocabulary, tokenizer=tokenizer, checksum=digest.hexdigest())
         text = json.dumps(asdict(meaning))
         write_durably(_meaning_path(path), lambda temporary: _put(temporary, text))
-    except OSError as error:
-        raise MegascopeError(f"Cannot write the token file {path} ({error.strerror}): choose another place.") from error
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        raise _unwritable(path, error) if isinstance(error, OSError) else error from error
     return meaning
 
 
@@ -84,6 +89,9 @@ def read_meaning(path: Path) -> Meaning:
         ) from error
     except (ValueError, TypeError) as error:
         raise FormatError(f"{beside} does not describe a token file: make one with `megascope tokenize`.") from error
+    kinds = {"tokens": int, "vocabulary": int, "tokenizer": str, "checksum": str, "format": str}
+    if any(type(getattr(meaning, name)) is not kind for name, kind in kinds.items()) or meaning.vocabulary < 1:
+        raise FormatError(f"{beside} does not describe a token file: make one with `megascope tokenize`.")
     if meaning.format != FORMAT:
         raise FormatError(f"{beside} is of the format {meaning.format!r}, not {FORMAT!r}: make it anew.")
     return meaning
@@ -96,8 +104,10 @@ def open_tokens(path: Path) -> tuple[Tokens, Meaning]:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise MegascopeError(f"Cannot read the token file {path} ({error.strerror or error}): check it.") from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise FormatError(f"{path} is cut or is no token file ({error}): make it anew.") from error
+    if not isinstance(tokens, np.ndarray):  # an archive of several
+        raise FormatError(f"{path} is no NumPy array: make it anew.")
     if tokens.shape != (meaning.tokens,) or tokens.dtype != narrowest(meaning.vocabulary):
         raise FormatError(
             f"{path} holds {tokens.dtype} of shape {tokens.shape}, but {_meaning_path(path).name} tells of "
@@ -130,6 +140,10 @@ def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> None:
 
 def _put(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+def _unwritable(path: Path, error: OSError) -> MegascopeError:
+    return MegascopeError(f"Cannot write the token file {path} ({error.strerror}): choose another place.")
 
 
 def _meaning_path(path: Path) -> Path:

@@ -13,7 +13,10 @@ from .corpus import import_tokenizers, standard_library_sources, train_tokenizer
 from .token_files import Meaning, Tokens, narrowest, write_tokens
 
 PART_BYTES = 1 << 24
-"""So much of a text is in memory at a time."""
+"""So much of a text is in memory at a time, or a line if that is longer."""
+
+PIECE_CHARACTERS = 1 << 16
+"""Lines that a model's tokenizer sees at once: tokens may reach over the end of a line, but not of such a piece."""
 
 BYTES, BPE = "bytes", "bpe"
 
@@ -39,13 +42,17 @@ def tokenize(
     total = sum(_size(path) for path in paths)
     if tokenizer == BYTES:
         return write_tokens(out, _byte_tokens(_parts(paths, progress, total)), 256, BYTES)
-    definition = train_tokenizer(_sample(paths, sample_bytes), vocabulary) if tokenizer == BPE else _read(tokenizer)
+    is_own = tokenizer == BPE
+    definition = train_tokenizer(_sample(paths, sample_bytes), vocabulary) if is_own else _read(tokenizer)
     try:
         encoder = import_tokenizers().Tokenizer.from_str(definition)
     except Exception as error:  # the library has no class of its own for it
         raise UsageError(f"{tokenizer} is no tokenizer ({error}): give the tokenizer.json of a model.") from error
-    size = encoder.get_vocab_size()
-    return write_tokens(out, _encoded(encoder, _parts(paths, progress, total), narrowest(size)), size, definition)
+    encoder.no_truncation()  # which may be part of a model's file, and would leave text out
+    encoder.no_padding()
+    size = max(encoder.get_vocab().values()) + 1
+    encoded = _encoded(encoder, _parts(paths, progress, total), narrowest(size), 0 if is_own else PIECE_CHARACTERS)
+    return write_tokens(out, encoded, size, definition)
 
 
 def _byte_tokens(parts: Iterable[bytes]) -> Iterator[Tokens]:
@@ -53,10 +60,26 @@ def _byte_tokens(parts: Iterable[bytes]) -> Iterator[Tokens]:
         yield np.frombuffer(part, dtype=np.uint8)
 
 
-def _encoded(encoder: Any, parts: Iterable[bytes], dtype: np.dtype[Any]) -> Iterator[Tokens]:
+def _encoded(encoder: Any, parts: Iterable[bytes], dtype: np.dtype[Any], piece: int) -> Iterator[Tokens]:
+    """Ids of the text alone, without the marks of its beginning and end that a model's tokenizer may add."""
     for part in parts:
-        lines = part.decode("utf-8", "replace").splitlines(keepends=True)
-        yield np.array([token for line in encoder.encode_batch(lines) for token in line.ids], dtype=dtype)
+        pieces = _pieces(part.decode("utf-8", "replace").splitlines(keepends=True), piece)
+        found = encoder.encode_batch(list(pieces), add_special_tokens=False)
+        yield np.array([token for each in found for token in each.ids], dtype=dtype)
+
+
+def _pieces(lines: Iterable[str], size: int) -> Iterator[str]:
+    """Lines, joined until they have so many characters; 0: each for itself."""
+    piece: list[str] = []
+    length = 0
+    for line in lines:
+        piece.append(line)
+        length += len(line)
+        if length >= size:
+            yield "".join(piece)
+            piece, length = [], 0
+    if piece:
+        yield "".join(piece)
 
 
 def _parts(paths: Sequence[Path], progress: Progress, total: int) -> Iterator[bytes]:
@@ -76,7 +99,7 @@ def _parts(paths: Sequence[Path], progress: Progress, total: int) -> Iterator[by
 
 def _sample(paths: Sequence[Path], size: int) -> bytes:
     """The beginning of the texts."""
-    sample = b""
+    sample = bytearray()
     for path in paths:
         if len(sample) >= size:
             break
@@ -85,7 +108,7 @@ def _sample(paths: Sequence[Path], size: int) -> bytes:
                 sample += file.read(size - len(sample))
         except OSError as error:
             raise _unreadable(path, error) from error
-    return sample
+    return bytes(sample)
 
 
 def _size(path: Path) -> int:
