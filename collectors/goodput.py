@@ -15,8 +15,9 @@ from .reading.store import Store
 _EXECUTIONS = """
 SELECT attempt, step, median(duration_ns) / 1e9 AS duration_s, max(start_ns + duration_ns) AS end_ns FROM steps_all
 WHERE run = ? AND attempt >= ? AND duration_ns IS NOT NULL GROUP BY attempt, step
-HAVING count(loss) > 0 OR count(grad_norm) > 0"""
-"""A step that was broken off has neither loss nor norm."""
+QUALIFY count(loss) > 0 OR count(grad_norm) > 0 OR step < max(step) OVER (PARTITION BY attempt)"""
+"""A step that was broken off has neither loss nor norm, and no later one of its attempt ends. Metrics are optional and
+may come every so many steps, so that a completed step may have none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from ..collectors.alarms.record import Recorded, recorded_alarms
-from ..collectors.alarms.rules import as_one
+from ..collectors.alarms.rules import WINDOW_S, Alarm, as_one
 from .incident_data import Told
 
 TOGETHER_NS = 2 * 10**9
 """Alarms of the same fate that were told within so long of each other were told as one."""
+
+NOTED_WITHIN_NS = int(WINDOW_S * 1e9)
+"""What an incident notes further from an alarm's moment is of another alarm, be it of the same kind and host."""
 
 
 class State(StrEnum):
@@ -62,9 +65,24 @@ class _Note:
         noticed = self.incident.noticed_on
         return tuple(dict.fromkeys([*accused, *([noticed] if noticed else [])]))
 
-    def is_of(self, kind: str, hosts: Iterable[str]) -> bool:
-        """Whether it may be of an alarm of this kind and these hosts."""
-        return kind == self.kind and not set(hosts).isdisjoint(self.hosts)
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Those of its culprits."""
+        return frozenset(
+            rank for one in self.incident.culprits for rank in one.get("ranks") or () if isinstance(rank, int)
+        )
+
+    def distance_ns(self, alarm: Alarm) -> int:
+        """From the alarm's moment to the note."""
+        return abs(self.moment_ns - alarm.moment_ns)
+
+    def is_of(self, alarm: Alarm) -> bool:
+        """Whether it may be of this alarm. One that names no host is told by its ranks, if both name some."""
+        if alarm.kind != self.kind or self.distance_ns(alarm) > NOTED_WITHIN_NS:
+            return False
+        if alarm.hosts:
+            return not set(alarm.hosts).isdisjoint(self.hosts)
+        return not alarm.ranks or not self.ranks or not self.ranks.isdisjoint(alarm.ranks)
 
 
 def alarms_of(store: Path, run: str, attempt: int, incidents: Iterable[Told]) -> list[AlarmRow]:
@@ -79,7 +97,7 @@ def alarms_of(store: Path, run: str, attempt: int, incidents: Iterable[Told]) ->
     rows += [
         _noted(note, _NOTED[note.outcome])
         for note in notes
-        if note.outcome in _NOTED and not any(note.is_of(one.alarm.kind, one.alarm.hosts) for one in kept)
+        if note.outcome in _NOTED and not any(note.is_of(one.alarm) for one in kept)
     ]
     return sorted(rows, key=lambda row: -row.moment_ns)
 
@@ -97,7 +115,8 @@ def _notes(incident: Told) -> Iterator[_Note]:
 
 def _kept(one: Recorded, notes: Iterable[_Note]) -> AlarmRow:
     alarm, waits = one.alarm, one.told_ns is None
-    note = next((each for each in notes if each.is_of(alarm.kind, alarm.hosts)), None)
+    mine = (each for each in notes if each.is_of(alarm))
+    note = min(mine, key=lambda each: each.distance_ns(alarm), default=None)
     return AlarmRow(
         moment_ns=alarm.moment_ns,
         kind=alarm.kind,

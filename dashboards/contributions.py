@@ -8,10 +8,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ..collectors.reading.store import Attempt
-from ..heatmap.peers import STAGE_AXIS
 from ..heatmap.verdict import Outcome, StragglerVerdict
 from ..heatmap.whatif.result import Contribution, Part, WhatIf
 from ..heatmap.whatif.words import sentence, share_words, short
+from ..profiler.vocabulary import stage_axis
 from .components import hint, table
 from .verdicts import peer_axis
 from .view import View
@@ -48,14 +48,18 @@ def _contributions(found: WhatIf, attempt: Attempt) -> list[Component]:
     if not found.contributions:
         return []
     job = View(run=attempt.run, attempt=attempt.attempt)
-    rows, cost_less, cost_nothing = [], [], []
+    rows, cost_less, cost_little = [], [], []
     for part in Part:
         costly = [one for one in found.of(part) if one.recovered >= LEAST_RECOVERED]
         rows += [_row(one, attempt, job) for one in costly[:LISTED]]
         cost_less += _counted(len(costly) - LISTED, part)
-        cost_nothing += _counted(len(found.of(part)) - len(costly), part)
+        cost_little += _counted(len(found.of(part)) - len(costly), part)
     rest = [hint(f"Cost less: {', '.join(cost_less)}; megascope stragglers --json has them.")] if cost_less else []
-    rest += [hint(f"Would recover nothing: {', '.join(cost_nothing)}.")] if cost_nothing else []
+    if cost_little:
+        rest.append(hint(f"Recover less than {LEAST_RECOVERED:.1%} each: {', '.join(cost_little)}."))
+    if found.unlisted_ranks:
+        ranks = _counted(found.unlisted_ranks, Part.RANK)[0]
+        rest.append(hint(f"Not computed, for they cost less: {ranks}."))
     first, last = found.steps
     steps = f"{found.step_count:,} steps of {first} to {last}"
     return [
@@ -100,4 +104,5 @@ def _href(one: Contribution, attempt: Attempt, job: View) -> str | None:
         case Part.SEGMENT:
             return job.url("/heatmap", segment=one.name)
         case Part.STAGE:
-            return job.url("/heatmap", show="value", group=STAGE_AXIS) if STAGE_AXIS in attempt.layout else None
+            stages = stage_axis(attempt.layout)
+            return None if stages is None else job.url("/heatmap", show="value", group=stages)

@@ -12,7 +12,7 @@ MOST_CULPRITS = 8
 ANALYSERS = {"stragglers": tuple(map(str, Outcome)), "hang": tuple(map(str, State))}
 """The two verdicts and what they can be."""
 
-INCIDENTS = ("rank-died", "stalled", "supervisor")
+INCIDENTS = ("rank-died", "stalled", "watched", "supervisor")
 
 _RUN = ("run",)
 _JUDGED = ("run", "analyser")
@@ -32,7 +32,7 @@ SERVER_FAMILIES = by_name(
         Family(
             "megascope_job_incidents_open",
             "gauge",
-            "Incidents that are open, on all hosts: noticed by agents, or a supervisor's own.",
+            "Incidents that are open, on all hosts: noticed by agents, judged by a watch, or a supervisor's own.",
             (*_RUN, "kind"),
         ),
         Family("megascope_verdict", "gauge", "1 for the verdict that stands, 0 for the others.", (*_JUDGED, "verdict")),

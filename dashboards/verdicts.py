@@ -11,9 +11,9 @@ from dash import dcc
 from dash.development.base_component import Component
 
 from ..collectors.reading.store import Attempt
-from ..heatmap.peers import STAGE_AXIS
 from ..heatmap.stragglers import find_stragglers
 from ..heatmap.verdict import Cause, Culprit, CulpritKind, Outcome, StragglerVerdict, describe
+from ..profiler.vocabulary import stage_axis
 from ..viz3d.hang import Judged, diagnose_with_graph
 from .components import Awaited, banner
 from .view import View
@@ -167,10 +167,10 @@ def _age(latest: Latest[Any]) -> Component | str:
 def culprit_links(culprit: Culprit, attempt: Attempt, view: View) -> list[Component | str]:
     """Links from a culprit to its segment's heatmap and to its worst steps in the timeline."""
     job = view.same_job()
-    first = culprit.steps[0]
-    shown = {"show": "value", "group": STAGE_AXIS} if culprit.kind == CulpritKind.STAGE else {}
-    if STAGE_AXIS not in attempt.layout:
-        shown.pop("group", None)
+    first, stages = culprit.steps[0], stage_axis(attempt.layout)
+    shown = {"show": "value"} if culprit.kind == CulpritKind.STAGE else {}
+    if shown and stages is not None:
+        shown["group"] = stages
     heatmap = dcc.Link("heatmap", href=job.url("/heatmap", segment=culprit.segment, **shown), className="more")
     if not culprit.ranks:  # the whole job's: no rank shows it more than others
         return [heatmap]
@@ -180,19 +180,21 @@ def culprit_links(culprit: Culprit, attempt: Attempt, view: View) -> list[Compon
 
 def peer_axis(attempt: Attempt) -> str | None:
     """The outermost axis along which ranks do the same work: any but that of the stages. None: the mesh has none."""
-    return next((axis for axis, size in attempt.layout.items() if size > 1 and axis != STAGE_AXIS), None)
+    stages = stage_axis(attempt.layout)
+    return next((axis for axis, size in attempt.layout.items() if size > 1 and axis != stages), None)
 
 
-def marks_of(verdict: StragglerVerdict | None, segment: str) -> str:
+def marks_of(verdict: StragglerVerdict | None, segment: str, attempt: Attempt) -> str:
     """The culprits at a segment as JSON, for the heatmap to frame: [{"ranks", "steps"}].
 
-    An uneven stage names no ranks: it has its place instead, {"stage": "pp2"}.
+    An uneven stage names no ranks: it has its place instead, {"stage": "pp2"}, by the name of the mesh's axis.
     """
+    stages = stage_axis(attempt.layout)
     culprits = [] if verdict is None else [c for c in verdict.culprits if c.segment == segment]
-    return json.dumps([{"ranks": list(c.ranks), "steps": list(c.steps)} | _stage_mark(c) for c in culprits])
+    return json.dumps([{"ranks": list(c.ranks), "steps": list(c.steps)} | _stage_mark(c, stages) for c in culprits])
 
 
-def _stage_mark(culprit: Culprit) -> dict[str, str]:
-    if culprit.kind != CulpritKind.STAGE or culprit.stage is None or culprit.ranks:
+def _stage_mark(culprit: Culprit, axis: str | None) -> dict[str, str]:
+    if axis is None or culprit.kind != CulpritKind.STAGE or culprit.stage is None or culprit.ranks:
         return {}
-    return {"stage": f"{STAGE_AXIS}{culprit.stage}"}
+    return {"stage": f"{axis}{culprit.stage}"}

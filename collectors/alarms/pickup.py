@@ -29,7 +29,7 @@ class AlarmPickUp:
 
     def poll(self) -> None:
         """Look, if it is time; what comes of an alarm is logged."""
-        if time.monotonic() < self._due or not self._hook.settings.tells_anybody:
+        if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S
         try:

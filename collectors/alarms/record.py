@@ -53,16 +53,18 @@ def told_text(recorded: Recorded) -> str:
 def recorded_alarms(store: Path, run: str, attempt: int) -> list[Recorded]:
     """Alarms of an attempt that wait or were told, the newest first; files that cannot be read are left out.
 
-    Those whose memory was pruned are no more there. Raises OSError where the store cannot be read.
+    One that came up again after it was told waits beside that. Those whose memory was pruned are no more there. Raises
+    OSError where the store cannot be read.
     """
     folder = alarm_folder(store / FOLDER, run, attempt)
     try:
         paths = list(folder.iterdir())
     except FileNotFoundError:
         return []
-    told = {one.alarm.key: one for one in _parsed(paths, TOLD, _told)}
-    waiting = [one for one in _parsed(paths, WAITING, _waiting) if one.alarm.key not in told]
-    return sorted([*told.values(), *waiting], key=lambda one: -one.alarm.moment_ns)
+    told = list(_parsed(paths, TOLD, _told))
+    told_ns = {one.alarm.key: one.told_ns or 0 for one in told}
+    waiting = [one for one in _parsed(paths, WAITING, _waiting) if told_ns.get(one.alarm.key, -1) < one.alarm.moment_ns]
+    return sorted([*told, *waiting], key=lambda one: -one.alarm.moment_ns)
 
 
 def _parsed(paths: Iterable[Path], suffix: str, parse: Any) -> Iterator[Recorded]:

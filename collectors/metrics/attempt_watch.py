@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...profiler.vocabulary import stage_axis
 from ..drains.attempt import AttemptDrain
 from ..incidents.incidents import IncidentKind
 from ..spool.event_rows import SpanArrays
@@ -19,8 +20,6 @@ from .rank_totals import RankTotals
 from .straggling import straggler_ratios
 
 log = logging.getLogger(__name__)
-
-STAGE_AXIS = "pp"
 
 
 class AttemptWatch:
@@ -103,7 +102,7 @@ class AttemptWatch:
         samples.add("megascope_local_ranks", len(ranks), self.run)
         samples.add("megascope_hidden_ranks", len(ranks) - len(shown), self.run)
         samples.add("megascope_pending_spans", attempt.pending_spans, self.run)
-        stages = {rank.rank: rank.metadata.coordinates.get(STAGE_AXIS) for rank in ranks}
+        stages = {rank.rank: _stage(rank) for rank in ranks}
         work = {rank.rank: _of_done_steps(self._of(rank.rank), rank.reader.step) for rank in ranks}
         ratios = straggler_ratios(work, stages)
         for rank in shown:
@@ -137,3 +136,10 @@ class AttemptWatch:
 def _of_done_steps(totals: RankTotals, step: int | None) -> dict[int, int]:
     """Work of the steps before the one that the rank is in, of which all is known by now."""
     return {one: took for one, took in totals.work_of_steps.items() if step is None or one < step}
+
+
+def _stage(rank: RankDrain) -> int | None:
+    """The pipeline stage of a rank; None without a pipeline."""
+    places = rank.metadata.coordinates
+    axis = stage_axis(places)
+    return None if axis is None else places[axis]

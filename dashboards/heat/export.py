@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from ...collectors.reading.store import Attempt
-from ...heatmap.peers import STAGE_AXIS
 from ...heatmap.source import Source, choose_source
 from ...profiler.errors import UsageError
+from ...profiler.vocabulary import stage_axis
 from ..view import View
 from ..workbench import Workbench
 from .data import HeatChoice, choose, matrix_of, placement_of, rows_of
@@ -74,7 +74,8 @@ def heat_sql(bench: Workbench, attempt: Attempt, choice: HeatChoice) -> str:
     cells = _from_rollups(choice, source.step_width) if is_rolled_up else _from_spans(choice)
     if is_rolled_up and choice.metric in PERCENTILES:
         return cells + "ORDER BY rank, step"
-    by = f"{STAGE_AXIS}, step" if STAGE_AXIS in attempt.layout else "step"
+    stages = stage_axis(attempt.layout)
+    by = "step" if stages is None else f"{stages}, step"
     return f"""WITH cells AS (
 {cells})
 -- Beside it the median of the stage; the page leaves the rank itself out and compares chunk by chunk.

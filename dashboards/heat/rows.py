@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from ...collectors.reading.store import Attempt
 from ...heatmap.matrix import Matrix
-from ...heatmap.peers import STAGE_AXIS, Placement
+from ...heatmap.peers import Placement
 from ...profiler.errors import UsageError
+from ...profiler.vocabulary import stage_axis
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -39,7 +40,8 @@ class Rows:
 
 def groups_of(attempt: Attempt) -> dict[str, str]:
     """What rows can be grouped by: value to text; empty for nothing."""
-    axes = {axis: f"{axis} (stage)" if axis == STAGE_AXIS else f"{axis} index" for axis in attempt.layout}
+    stages = stage_axis(attempt.layout)
+    axes = {axis: f"{axis} (stage)" if axis == stages else f"{axis} index" for axis in attempt.layout}
     return {"": "nothing", "host": "host", **axes}
 
 

@@ -102,7 +102,7 @@ def body(view: View, bench: Workbench) -> Rendered:
             "heatmap",
             source_of(bench, attempt, choice),
             height=452,
-            marks=marks_of(verdict, choice.segment),
+            marks=marks_of(verdict, choice.segment, attempt),
         ),
         hint(
             _coverage(matrix, attempt),

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...collectors.reading.store import Attempt, Store
 from ...collectors.verdicts import Abstention
+from ...profiler.vocabulary import PIPELINE_AXES, REPLICA_AXES
 from ..causes import MAIN_SEGMENT_SHARE
 from ..estimate import estimate, ratio_of
 from ..mfu.growth import Growth, PartKind, explain
@@ -154,7 +155,7 @@ def _waiting(growth: Sequence[Growth], step: Change | None) -> Iterator[Slower]:
             )
 
 
-_STEP_ORDER = ("tp", "cp", "ep", "pp", "dp", "world")
+_STEP_ORDER = ("tp", "cp", "ep", *PIPELINE_AXES, *REPLICA_AXES, "world")
 """Inside micro-batches, then between stages, then at the step's end: who is late is waited for in this order."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ...collectors.reading.store import Attempt, Store
+from ...profiler.vocabulary import REPLICA_AXES
 from ..mfu.lives import Life, load_life
 from ..observations import MAIN_KINDS, Observations, observe
 from ..peers import FloatArray, row_median
 from .result import Side
 
-DATA_AXES = frozenset({"dp"})
+DATA_AXES = frozenset(REPLICA_AXES)
 """Axes whose size leaves a rank's own work as it is: more of them run the same on other data."""
 
 MAX_DIFFERENCES = 12
@@ -61,7 +63,8 @@ class Loaded:
         """Tokens of a micro-batch of one replica, from those of a step; None where they were not recorded."""
         tokens = None if self.life is None else _median(self.life.kept.tokens)
         spans = max(self.spans_per_step().values(), default=0.0)
-        return tokens / spans / self.attempt.layout.get("dp", 1) if tokens is not None and spans > 0 else None
+        replicas = math.prod(self.attempt.layout.get(axis, 1) for axis in REPLICA_AXES)
+        return tokens / spans / replicas if tokens is not None and spans > 0 else None
 
     def work_per_token(self) -> float | None:
         """FLOPs of a token over the peak of one device, in device milliseconds; None without MFU and tokens."""

@@ -27,7 +27,7 @@ LONG_STALL = 10.0
 
 MIN_GROWTH = 1.5
 MIN_GROWTH_SHARE = 0.02
-"""The last third's loading over the first's, and what the difference costs."""
+"""Of loading that drifts: the last third's over the first's, and what the difference costs."""
 
 NOTED_SHARE = 0.03
 """Share from which on its cost is told."""
@@ -61,7 +61,8 @@ def _lost(found: Loading, seen: Observations) -> float | None:
     is_long = stalled_ms >= LONG_STALL * float(np.nanmedian(seen.step_ms))
     if found.stalls >= STALLS_SHARE and (found.raised >= MIN_STALLS or is_long):
         return found.stalls
-    if found.growth >= MIN_GROWTH and found.grown >= MIN_GROWTH_SHARE:
+    drifts = found.pattern == Pattern.DRIFTING  # else a single step raises the third that it lies in
+    if drifts and found.growth >= MIN_GROWTH and found.grown >= MIN_GROWTH_SHARE:
         return found.grown
     return None
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...collectors.reading.store import Attempt, Store
 from ...collectors.reading.views import literal
+from ...profiler.vocabulary import PIPELINE_AXES
 from ..asking import ask
+from ..detect import BoolArray
 from ..observations import Observations
+from ..peers import FloatArray
 from ..verdict import Evidence, Pattern
 from .actions import COMPUTE
 from .barrier_signs import MIN_ALIKE, MIN_COLUMNS, MIN_SHARE, Barrier, longest_stretch, pattern_of
 
-WITHIN_ONE_LAYER = ("tp", "cp", "ep", "pp")
+WITHIN_ONE_LAYER = ("tp", "cp", "ep", *PIPELINE_AXES)
 """Axes of collectives that belong to a layer or a stage: the schedule of actions does not list those."""
+
+MIN_PART = 0.5
+"""What a stretch of steps loses over what all steps with the collective lose, where the stretch alone is told."""
+
+Stretch = tuple[int, int, float, float, Pattern]
+"""First and last column, shares of the job's time and of these steps that are lost, and pattern."""
 
 
 def extra_collective(store: Store, attempt: Attempt, seen: Observations) -> Barrier | None:
@@ -45,28 +56,46 @@ def extra_collective(store: Store, attempt: Attempt, seen: Observations) -> Barr
     return Barrier(name, round(held, 6), round(min(lost, 1.0), 6), 0.95, span, pattern, (evidence,))
 
 
-def _stretch(waits: np.ndarray, seen: Observations) -> tuple[int, int, float, float, Pattern] | None:
-    """First and last column, shares of the job's time and of these steps that are lost, and pattern.
+def _stretch(waits: FloatArray, seen: Observations) -> Stretch | None:
+    """The stretch that loses most, or all steps in which it comes now and then, where no stretch has most of the loss.
 
     ``waits`` [S] is what the median rank waits for it, NaN in steps without it. One that comes in some steps only has
     to cost enough of all the time between.
     """
     runs, step_ms = np.isfinite(waits), seen.step_ms
-    total, usual = float(np.nansum(step_ms)), float(np.nanmedian(step_ms)) if np.isfinite(step_ms).any() else np.nan
-    if runs.sum() < min(MIN_COLUMNS, len(waits)) or not usual > 0:
+    if runs.sum() < min(MIN_COLUMNS, len(waits)) or not float(np.nansum(step_ms)) > 0:
         return None
-    stretch = longest_stretch(np.asarray(runs, np.bool_))
-    if stretch is not None:
-        first, last = stretch
-        inside = slice(first, last + 1)
-        share = float(np.nanmedian(waits[inside])) / float(np.nanmedian(step_ms[inside]))
-        lost, pattern = share * float(np.nansum(step_ms[inside])) / total, pattern_of(last, len(waits))
-    else:
-        at = np.flatnonzero(runs)
-        first, last, pattern = int(at[0]), int(at[-1]), Pattern.INTERMITTENT
-        share = float(np.nanmedian(waits)) * len(at) / float(np.nansum(step_ms[first : last + 1]))
-        lost = share * float(np.nansum(step_ms[first : last + 1])) / total
-    return (first, last, lost, share, pattern) if share >= MIN_SHARE else None
+    inside = [_of_stretch(waits, step_ms, first, last) for first, last in _stretches(np.asarray(runs, np.bool_))]
+    best = max((one for one in inside if one[3] >= MIN_SHARE), key=lambda one: one[2], default=None)
+    now_and_then = _of_all(waits, step_ms)
+    if now_and_then[3] < MIN_SHARE or (best is not None and best[2] >= MIN_PART * now_and_then[2]):
+        return best
+    return now_and_then
+
+
+def _stretches(runs: BoolArray) -> Iterator[tuple[int, int]]:
+    """First and last columns of all stretches in which nearly all steps run it, the longest first."""
+    left = runs.copy()
+    while (found := longest_stretch(left)) is not None:
+        yield found
+        left[found[0] : found[1] + 1] = False
+
+
+def _of_stretch(waits: FloatArray, step_ms: FloatArray, first: int, last: int) -> Stretch:
+    """What is lost in a stretch: of the median step, in each of its steps."""
+    took = step_ms[first : last + 1]
+    usual = float(np.nanmedian(took)) if np.isfinite(took).any() else 0.0
+    share = float(np.nanmedian(waits[first : last + 1])) / usual if usual > 0 else 0.0
+    return first, last, share * float(np.nansum(took)) / float(np.nansum(step_ms)), share, pattern_of(last, len(waits))
+
+
+def _of_all(waits: FloatArray, step_ms: FloatArray) -> Stretch:
+    """What is lost in all steps that run it, over those and the steps between them."""
+    at = np.flatnonzero(np.isfinite(waits))
+    first, last = int(at[0]), int(at[-1])
+    lost_ms, took_ms = float(np.nanmedian(waits)) * len(at), float(np.nansum(step_ms[first : last + 1]))
+    share = lost_ms / took_ms if took_ms > 0 else 0.0
+    return first, last, lost_ms / float(np.nansum(step_ms)), share, Pattern.INTERMITTENT
 
 
 def _collectives_sql(attempt: Attempt, seen: Observations) -> str:

@@ -121,7 +121,7 @@ def unrecorded_ms(seen: Observations) -> FloatArray:
 
 def _culprit(store: Store, attempt: Attempt, seen: Observations, launches: Launches, found: LaunchDrift) -> Culprit:
     last = int(seen.steps[-1])
-    sql = launches.spread_sql(attempt, found.last_third, last)
+    sql = f"{launches.spread_sql(attempt, found.last_third, last)} WHERE members >= {MIN_MEMBERS}"
     own = ask(store, sql, attempt)
     statement = (
         f"launches of {launches.segment} lie {found.late_ms if own is None else own:.2f} ms apart in the median group "

@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from ..peers import FloatArray, IntArray
-from .recording import Recording
+from .recording import Recording, check_cells
 
 
 def joined(first: Recording, second: Recording) -> Recording:
     """The steps of both; an operation that only one of them has is missing in the other's steps.
 
-    Raises ValueError where the ranks differ, or a step is in both.
+    Raises ValueError where the ranks differ, or a step is in both, and CannotReplayError where both together have more
+    cells than a recording may have.
     """
     if not np.array_equal(first.places.ranks, second.places.ranks) or np.isin(second.steps, first.steps).any():
         raise ValueError("the steps are of other ranks, or were added before")
     known = {node: number for number, node in enumerate(first.nodes)}
     added = [number for number, node in enumerate(second.nodes) if node not in known]
     nodes = (*first.nodes, *(second.nodes[number] for number in added))
+    check_cells((len(nodes), *first.start.shape[1:-1], len(first.steps) + len(second.steps)))
     known |= {node: number for number, node in enumerate(nodes)}
     place = np.array([known[node] for node in second.nodes], np.int64)
 

@@ -23,8 +23,8 @@ class KeptReplay:
     """The replay of an attempt, and how many spans each of its steps had when it was read.
 
     A step that has another number of spans by now is read again. What cannot be added to what is kept (ranks that were
-    not there, another schedule) is read anew as a whole, so that a look gives what a first look would give.
-    For one thread at a time.
+    not there, another schedule, too many operations) is read anew as a whole, so that a look gives what a first look
+    would give. For one thread at a time.
     """
 
     def __init__(self) -> None:

@@ -38,8 +38,8 @@ class LiveWhatIf:
         self._accumulator = Accumulator(hosts)
 
     def add(self, recording: Recording) -> None:
-        """Add steps. Raises CannotReplayError where no step so far can be replayed, ValueError for other ranks, or for
-        a step that was added before."""
+        """Add steps. Raises CannotReplayError where no step so far can be replayed or all have too many operations,
+        ValueError for other ranks, or for a step that was added before."""
         self._recording = self._newest(recording if self._recording is None else joined(self._recording, recording))
         self._replay(self._recording)
 

@@ -173,8 +173,7 @@ def _arrange(table: pa.Table, segments: Segments, places: Places, steps: IntArra
     columns = {name: values[kept] for name, values in columns.items()}
     keys, node = _distinct(lane // width, root, columns["chunk"], columns["microbatch"])
     shape = (keys.shape[1], *places.ranks.shape[1:], len(steps))
-    if np.prod(shape, dtype=float) > MAX_CELLS:
-        raise CannotReplayError(f"the ranks' steps have too little in common: {shape[0]:,} different operations")
+    check_cells(shape)
     flat = (node * width + lane % width) * len(steps) + np.searchsorted(steps, columns["step"])
     base = int(columns["first_ns"].min())
     own = np.bincount(flat, table["own"].to_numpy()[kept], minlength=int(np.prod(shape))).reshape(shape)
@@ -190,6 +189,12 @@ def _arrange(table: pa.Table, segments: Segments, places: Places, steps: IntArra
     return Recording(
         nodes, axes, start.reshape(shape), end.reshape(shape), last.reshape(shape), own, places, steps, base, {}, {}
     )  # fmt: skip
+
+
+def check_cells(shape: Sequence[int]) -> None:
+    """Raise CannotReplayError where arrays of this shape, operations first, have more than `MAX_CELLS`."""
+    if np.prod(shape, dtype=float) > MAX_CELLS:
+        raise CannotReplayError(f"the ranks' steps have too little in common: {shape[0]:,} different operations")
 
 
 def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:

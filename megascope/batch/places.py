@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..heatmap.peers import IntArray
+from ..profiler.vocabulary import stage_axis
 from .scope import Scope
 
 
@@ -41,8 +42,11 @@ def load_places(scope: Scope, *, together: bool) -> Places:
     names: dict[int, str] = {}
     rows = []
     for one in scope.attempts:
+        stages = stage_axis(one.layout)
         for row in scope.store.query("SELECT * FROM ranks ORDER BY rank", attempt=one).to_pylist():
-            place = Place(None if together else one.attempt, row["rank"], row["host"], row.get("pp") or 0)
+            place = Place(
+                None if together else one.attempt, row["rank"], row["host"], (row.get(stages) or 0) if stages else 0
+            )
             rows.append((one.attempt, row["rank"], numbers.setdefault(place, len(numbers))))
         for row in scope.store.query("SELECT segment, name FROM segments", attempt=one).to_pylist():
             names[row["segment"]] = row["name"]

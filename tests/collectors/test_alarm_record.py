@@ -41,6 +41,16 @@ def test_what_was_told_while_its_note_of_waiting_is_still_there_counts_once(tmp_
     assert found.targets == ("command", "webhook")
 
 
+def test_one_that_waits_again_after_it_was_told_once_waits(tmp_path: Path) -> None:
+    memory = AlarmMemory(tmp_path / FOLDER, 3600.0)
+    memory.note_told(ALARM, {"webhook"})
+    again = replace(ALARM, moment_ns=time.time_ns() + 2 * 3600 * 10**9)
+    memory.keep(again)
+    waiting, told = recorded_alarms(tmp_path, ALARM.run, 0)
+    assert waiting == Recorded(again)
+    assert (told.alarm.moment_ns, told.targets) == (NOON_NS, ("webhook",))
+
+
 @pytest.mark.parametrize("text", ["", "a job/0/hang/5\n", "[]", "null", '{"alarm": {}, "told_ns": 1}', "\udcff"])
 def test_files_of_other_versions_and_damaged_ones_are_left_out(tmp_path: Path, text: str) -> None:
     folder = alarm_folder(tmp_path / FOLDER, "job", 0)

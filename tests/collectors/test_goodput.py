@@ -34,8 +34,11 @@ def test_no_time_is_counted_twice(spans: list[StepSpan]) -> None:
     assert 0 <= good.goodput <= 1
 
 
-def write(root: Path, run: str, attempt: int, steps: range, *, at_s: float, end_s: float | None) -> None:
-    """An attempt of two ranks that begins so late; its steps take a second each, rank 1's the last one a NULL loss."""
+def write(
+    root: Path, run: str, attempt: int, steps: range, *, at_s: float, end_s: float | None, every: int = 1
+) -> None:
+    """An attempt of two ranks that begins so late; its steps take a second each; every so many have a loss, not the
+    last one. 0: none."""
     with TableWriter(root, f"{run}-{attempt}") as writer:
         start_ns = BEGIN + int(at_s * SECOND)
         places = [(rank, step) for rank in range(2) for step in steps]
@@ -44,7 +47,7 @@ def write(root: Path, run: str, attempt: int, steps: range, *, at_s: float, end_
             "step": [step for _, step in places],
             "start_ns": [start_ns + (step - steps[0]) * SECOND for _, step in places],
             "duration_ns": [SECOND for _ in places],
-            "loss": [None if step == steps[-1] else 3.0 for _, step in places],
+            "loss": [3.0 if every and step % every == 0 and step != steps[-1] else None for _, step in places],
         }
         writer.write("steps", run, attempt, columns)
         end_ns = None if end_s is None else BEGIN + int(end_s * SECOND)
@@ -75,3 +78,15 @@ def test_a_run_that_goes_on_ends_with_its_last_step(tmp_path: Path) -> None:
         good = run_goodput(store, "run")
     assert good is not None
     assert (good.total_s, good.useful_s, good.goodput) == (5.0, 5.0, 1.0)
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_step_without_loss_counts_if_a_later_one_of_its_attempt_ended(tmp_path: Path, every: int) -> None:
+    write(tmp_path, "run", 0, range(0, 7), at_s=0, end_s=None, every=every)
+    write(tmp_path, "run", 1, range(4, 9), at_s=16, end_s=24, every=every)
+    write(tmp_path, "one", 0, range(0, 1), at_s=0, end_s=None, every=every)
+    with Store(tmp_path) as store:
+        good = run_goodput(store, "run")
+        assert run_goodput(store, "one") is None, "nothing tells whether its only step was completed"
+    assert good is not None
+    assert (good.steps, good.useful_s, good.repeated_s, good.total_s) == (8, 8.0, 2.0, 24.0)

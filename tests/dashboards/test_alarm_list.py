@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,27 @@ def death(host: str, *ranks: int) -> Alarm:
     return Alarm("rank-died", "high", JOB.run, 0, ranks, (host,), f"Ranks on {host} {fate}.", FIRST + S, fate=fate)
 
 
-def note(root: Path, host: str, *actions: dict[str, Any], kind: str = "stalled", attempt: int = 0) -> None:
-    """An incident that a host noticed, with what became of its alarms."""
-    with TableWriter(root, f"{host}-{kind}-{attempt}") as writer:
-        noted = [{"action": "alarm", "moment_ns": FIRST + 9 * S, **one} for one in actions]
+def note(
+    root: Path,
+    host: str,
+    *actions: dict[str, Any],
+    kind: str = "stalled",
+    attempt: int = 0,
+    after_s: int = 0,
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """An incident that a host noticed, so long after the first ones, with what became of its alarms; ``ranks`` are
+    those its verdict accuses, None without one."""
+    number = 7 + after_s
+    verdict = {"run": JOB.run, "attempt": attempt, "verdict": kind, "culprits": [{"ranks": ranks, "hosts": [host]}]}
+    with TableWriter(root, f"{host}-{kind}-{attempt}-{number}") as writer:
+        noted = [{"action": "alarm", "moment_ns": FIRST + (9 + after_s) * S, **one} for one in actions]
         rows = {
-            "incident": [f"{JOB.run}/{attempt}/{host}/{kind}/7"],
+            "incident": [f"{JOB.run}/{attempt}/{host}/{kind}/{number}"],
             "kind": [kind],
-            "opened_ns": [FIRST + 7 * S],
+            "opened_ns": [FIRST + number * S],
             "actions": [json.dumps([{"action": "noticed", "sentence": "It stands still."}, *noted])],
+            "verdict": [None if ranks is None else json.dumps(verdict)],
         }
         writer.write("incidents", JOB.run, attempt, rows)
         writer.commit()
@@ -114,6 +126,53 @@ def test_what_one_host_gave_up_and_another_one_told_was_told(root: Path, memory:
     memory.note_told(HANG, {"command"})
     (row,) = rows_of(root)
     assert (row.state, row.targets, row.problem) == (State.TOLD, ("command",), None)
+
+
+def test_a_later_alarm_of_the_same_host_is_one_of_its_own(root: Path, memory: AlarmMemory) -> None:
+    hours = {"told": 0, "silenced": 5, "failed": 7}
+    for outcome, hour in hours.items():
+        note(root, "node0002", {"outcome": outcome, "kind": "hang"}, after_s=hour * 3600)
+    memory.note_told(HANG, {"webhook"})
+    failed, silenced, told = rows_of(root)
+    assert [row.state for row in (failed, silenced, told)] == [State.FAILED, State.SILENCED, State.TOLD]
+    assert told.targets == ("webhook",)
+    numbers = [int(str(row.incident).rsplit("/", 1)[1]) - 7 for row in (told, silenced, failed)]
+    assert numbers == [3600 * hour for hour in hours.values()]
+
+
+def test_an_alarm_that_a_later_one_of_the_same_key_replaced_is_still_listed(root: Path, memory: AlarmMemory) -> None:
+    for after_s in (0, 5 * 3600):
+        note(root, "node0002", {"outcome": "told", "kind": "hang"}, after_s=after_s)
+        memory.note_told(replace(HANG, moment_ns=HANG.moment_ns + after_s * S), {"webhook"})
+    later, first = rows_of(root)
+    assert (later.targets, later.incident) == (("webhook",), f"{JOB.run}/0/node0002/stalled/{7 + 5 * 3600}")
+    assert (first.state, first.targets, first.told_ns) == (State.TOLD, (), FIRST + 9 * S)
+
+
+def test_of_two_incidents_within_an_hour_the_nearest_is_the_alarms(root: Path, memory: AlarmMemory) -> None:
+    note(root, "node0002", {"outcome": "told", "kind": "hang"})
+    note(root, "node0002", {"outcome": "duplicate", "kind": "hang"}, after_s=1200)
+    memory.note_told(HANG, {"webhook"})
+    (row,) = rows_of(root)
+    assert row.incident == f"{JOB.run}/0/node0002/stalled/7"
+
+
+@pytest.mark.parametrize("outcomes", [("told",), ("failed", "told"), ("told", "failed")])
+def test_an_alarm_that_names_no_host_is_listed_once(root: Path, memory: AlarmMemory, outcomes: tuple[str, ...]) -> None:
+    for number, outcome in enumerate(outcomes):
+        note(root, f"node000{number}", {"outcome": outcome, "kind": "inconclusive"})
+    memory.note_told(replace(HANG, kind="inconclusive", ranks=(), hosts=()), {"webhook"})
+    (row,) = rows_of(root)
+    assert (row.kind, row.state, row.targets) == ("inconclusive", State.TOLD, ("webhook",))
+    assert row.incident is not None
+
+
+def test_an_alarm_that_names_ranks_alone_hides_none_of_other_ranks(root: Path, memory: AlarmMemory) -> None:
+    note(root, "node0002", {"outcome": "failed", "kind": "hang"}, ranks=[5])
+    memory.note_told(replace(HANG, ranks=(7,), hosts=()), {"webhook"})
+    assert sorted(row.state for row in rows_of(root)) == [State.FAILED, State.TOLD]
+    memory.note_told(replace(HANG, hosts=()), {"webhook"})
+    assert sorted(row.state for row in rows_of(root)) == [State.TOLD, State.TOLD]
 
 
 def test_deaths_that_were_told_as_one_are_one(root: Path, memory: AlarmMemory) -> None:

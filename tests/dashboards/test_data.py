@@ -187,9 +187,9 @@ def test_long_runs_are_thinned_evenly(bench: Workbench, attempt: Attempt, monkey
 def test_culprits_are_marked_at_their_segment_only(bench: Workbench, attempt: Attempt) -> None:
     verdict = stragglers_of(bench, attempt, wait_s=20).value
     assert verdict is not None
-    assert json.loads(marks_of(verdict, "forward")) == [{"ranks": [5], "steps": [8, 29]}]
-    assert marks_of(verdict, "backward") == "[]"
-    assert marks_of(None, "forward") == "[]"
+    assert json.loads(marks_of(verdict, "forward", attempt)) == [{"ranks": [5], "steps": [8, 29]}]
+    assert marks_of(verdict, "backward", attempt) == "[]"
+    assert marks_of(None, "forward", attempt) == "[]"
 
 
 def test_peers_stand_along_the_outermost_axis_but_the_stages() -> None:

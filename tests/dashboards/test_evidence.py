@@ -169,10 +169,22 @@ def test_what_each_part_costs_leads_to_where_it_is_seen(attempt: Attempt) -> Non
     assert where[10] == ("/heatmap", {**job, "show": ["value"], "group": ["pp"]})
     assert where[11] == ("/heatmap", {**job, "segment": ["forward"]})
     text = str(shown)
-    for part in ("Cost less: 2 ranks", "Would recover nothing: 1 segment.", "all of it and more", "x1.120", "12.0%"):
+    for part in (
+        "Cost less: 2 ranks",
+        "Recover less than 0.5% each: 1 segment.",
+        "all of it and more",
+        "x1.120",
+        "12.0%",
+    ):
         assert part in text
     for address in addresses:
         parse_view(address.query)
+
+
+def test_ranks_of_which_nothing_was_computed_are_counted(attempt: Attempt) -> None:
+    shown = str(what_if(replace(VERDICT, whatif=replace(WHATIF, unlisted_ranks=12_272)), attempt))
+    assert "Not computed, for they cost less: 12,272 ranks." in shown
+    assert "Not computed" not in str(what_if(replace(VERDICT, whatif=WHATIF), attempt))
 
 
 def test_without_parts_there_is_the_sentence_alone(attempt: Attempt) -> None:

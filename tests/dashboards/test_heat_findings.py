@@ -69,7 +69,7 @@ def test_an_uneven_stage_is_linked_framed_and_not_called_slow(judged_uneven: Wor
     assert "/heatmap?run=synthetic&attempt=0&segment=forward&show=value&group=pp" in str(
         culprit_links(STAGE, attempt, View(run="synthetic", attempt=0))
     )
-    assert json.loads(marks_of(VERDICT, "forward")) == [{"ranks": [], "steps": [0, 29], "stage": "pp1"}]
+    assert json.loads(marks_of(VERDICT, "forward", attempt)) == [{"ranks": [], "steps": [0, 29], "stage": "pp1"}]
     assert choose(View(), judged_uneven, attempt).show == "value", "a ratio within the stage would show nothing"
     assert choose(View(segment="forward"), judged_uneven, attempt).show == "ratio"
 

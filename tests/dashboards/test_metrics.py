@@ -11,9 +11,14 @@ from flask.testing import FlaskClient
 from megascope.collectors.reading.store import Store
 from megascope.dashboards import metrics
 from megascope.dashboards.app import create_app
+from megascope.dashboards.metrics import state_of
 from megascope.dashboards.metrics_families import ANALYSERS, SERVER_FAMILIES
 from megascope.heatmap.stragglers import find_stragglers
+from megascope.profiler.topology import Topology
 from megascope.viz3d.hang import diagnose
+from support.hang_now import looks
+from support.hang_scenes import cascade
+from support.hang_store import write_scene
 from support.scraping import Scrape, has_both_verdicts, scrape, scraped_until
 
 TOKEN = "a-token-that-is-long"
@@ -62,6 +67,18 @@ def test_incidents_and_a_hang_are_counted(stuck_store: Path) -> None:
     assert counted == len(rows)
     assert found.value("megascope_victims", run=RUN) == stuck.victims > 0
     assert found.value("megascope_culprits", run=RUN, analyser="hang") == len(stuck.culprits) > 0
+
+
+def test_an_incident_of_a_watch_is_no_supervisors(tmp_path: Path) -> None:
+    same: dict[str, object] = {"opened_ns": 1, "closed_ns": None, "verdict": None, "actions": "[]"}
+    kinds = ["watched", "recovery-death", "sign-memory", "stalled"]
+    rows = [{**same, "incident": f"job/0/{kind}/0", "kind": kind} for kind in kinds]
+    scene = cascade(Topology.of(pp=2, dp=2, tp=2), 5)
+    with write_scene(tmp_path / "store", looks(scene), incidents=rows) as store:
+        bench = create_app(store).server.extensions["megascope"]
+        found = state_of(bench).incidents
+        bench.close()
+    assert found == {"rank-died": 0, "stalled": 1, "watched": 1, "supervisor": 2}
 
 
 def test_a_scrape_runs_no_query(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:

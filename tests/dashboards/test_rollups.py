@@ -44,8 +44,9 @@ def test_the_heatmap_shows_windows(rolled_up: Workbench) -> None:
 
 
 def test_the_page_says_what_a_column_is_and_frames_the_culprit(rolled_up: Workbench) -> None:
-    verdict = stragglers_of(rolled_up, rolled_up.attempt(View()), wait_s=30).value
-    assert marks_of(verdict, "forward") == '[{"ranks": [5], "steps": [50, 119]}]'
+    attempt = rolled_up.attempt(View())
+    verdict = stragglers_of(rolled_up, attempt, wait_s=30).value
+    assert marks_of(verdict, "forward", attempt) == '[{"ranks": [5], "steps": [50, 119]}]'
     shown = PAGE.body(View(), rolled_up).children
     assert "A column is a window of 10 steps" in str(shown)
 

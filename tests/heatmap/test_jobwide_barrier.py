@@ -105,6 +105,42 @@ def test_a_collective_in_every_tenth_step_costs_what_it_costs_there(tmp_path: Pa
         assert (one.pattern, one.steps) == (Pattern.INTERMITTENT, (3, 57))
 
 
+SELDOM = SmallPipeline(planted=Planted.RECORDED, steps=60, every=3)
+EVEN = 0.001
+"""Noise of actions that leaves next to nothing to wait for."""
+
+
+@pytest.mark.parametrize(
+    ("job", "others", "between", "pattern", "steps"),
+    [
+        (SELDOM, replace(SELDOM, every=1), (10, 14), Pattern.INTERMITTENT, (3, 57)),
+        (SELDOM, replace(SELDOM, every=1, noise=EVEN), (10, 14), Pattern.INTERMITTENT, (3, 57)),
+        (replace(SELDOM, every=1, since=30), replace(SELDOM, every=5), (5, 12), Pattern.CHRONIC, (30, 59)),
+        (replace(SELDOM, every=1, since=42), replace(SELDOM, every=1, noise=EVEN), (5, 30), Pattern.CHRONIC, (42, 59)),
+    ],
+    ids=["stretch-amid-others", "cheap-stretch-amid-others", "few-before", "longer-but-cheap-before"],
+)
+def test_the_stretch_named_is_where_most_is_lost(
+    tmp_path: Path,
+    job: SmallPipeline,
+    others: SmallPipeline,
+    between: tuple[int, int],
+    pattern: Pattern,
+    steps: tuple[int, int],
+) -> None:
+    """A few steps of a job are those of another one: with the collective more often, or with little to wait for."""
+    spans = [
+        span
+        for source, inside in ((job, False), (others, True))
+        for span in source.spans()
+        if span.step is not None and (between[0] <= span.step <= between[1]) == inside
+    ]
+    with write_spans(tmp_path, spans, layout=job.layout, more={"schedule": job.schedule_rows()}) as store:
+        (one,) = [culprit for culprit in _found(store) if culprit.segment == "barrier"]
+        assert (one.pattern, one.steps) == (pattern, steps)
+        assert one.lost_share > 0.01
+
+
 @given(
     st.integers(2, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
     st.booleans(),

@@ -71,8 +71,9 @@ def _findings(store: Store) -> Findings:
         (lambda rank, step: 400.0 if (step + rank) % 4 == 0 else 1.0, Pattern.INTERMITTENT, (0.15, 0.25), (2, 59)),
         (lambda rank, step: 1500.0 if step == 33 else 1.0, Pattern.ONE_OFF, (0.15, 0.22), (33, 33)),
         (lambda rank, step: 200.0 if step % 20 == 10 else 1.0, Pattern.INTERMITTENT, (0.07, 0.12), (10, 50)),
+        (lambda rank, step: 1.0 + 0.15 * step, Pattern.DRIFTING, (0.02, 0.04), (2, 59)),
     ],
-    ids=["every-fourth", "every", "growing", "since-half", "for-a-while", "by-turns", "once", "seldom"],
+    ids=["every-fourth", "every", "growing", "since-half", "for-a-while", "by-turns", "once", "seldom", "slowly"],
 )
 def test_data_that_all_wait_for_is_the_jobs(
     tmp_path: Path,
@@ -103,12 +104,23 @@ def test_steps_that_grow_with_the_loading_are_explained(tmp_path: Path) -> None:
     [
         (lambda rank, step: 1.0, False),
         (lambda rank, step: 5.0, True),
-        (lambda rank, step: 150.0 if step == 33 else 1.0, True),
+        (lambda rank, step: 250.0 if step == 8 else 1.0, True),
+        (lambda rank, step: 250.0 if step == 33 else 1.0, True),
+        (lambda rank, step: 250.0 if step == 50 else 1.0, True),
         (lambda rank, step: 100.0 if rank == 2 else 1.0, False),
         (lambda rank, step: 400.0 if rank == 1 and step % 4 == 0 else 1.0, False),
         (lambda rank, step: None, False),
     ],
-    ids=["cheap", "notable", "one-short-stall", "one-rank", "one-rank-sometimes", "none"],
+    ids=[
+        "cheap",
+        "notable",
+        "a-stall-early",
+        "a-stall-midway",
+        "a-stall-late",
+        "one-rank",
+        "one-rank-sometimes",
+        "none",
+    ],
 )
 def test_cheap_loading_and_one_ranks_stalls_are_not_the_jobs(
     tmp_path: Path, load_ms: Callable[[int, int], float | None], noted: bool

@@ -51,8 +51,8 @@ def test_a_healthy_job_and_one_late_rank_are_no_such_sign(tmp_path: Path, faults
         assert (found.late_ms > 2 * found.early_ms) == bool(faults)
 
 
-def without(source: Store, root: Path, segment: str) -> Store:
-    """A copy of a store in which nobody recorded a segment."""
+def without(source: Store, root: Path, segment: str, group: str = '"group"') -> Store:
+    """A copy of a store in which nobody recorded a segment. ``group`` is SQL for the group of each collective."""
     attempt = source.attempt()
     with TableWriter(root, "copy") as writer:
         for table in ("runs", "ranks", "segments", "steps", "groups", "schedule", "clock_offsets"):
@@ -61,7 +61,8 @@ def without(source: Store, root: Path, segment: str) -> Store:
                 table, attempt.run, attempt.attempt, rows, axes=list(attempt.layout) if table == "ranks" else ()
             )
         where = f"segment NOT IN (SELECT segment FROM segments WHERE name = '{segment}')"
-        writer.write("events", attempt.run, attempt.attempt, source.read("events", attempt, where=where))
+        events = f'SELECT * REPLACE (CAST({group} AS BIGINT) AS "group") FROM events WHERE {where}'
+        writer.write("events", attempt.run, attempt.attempt, source.query(events, attempt=attempt))
         writer.commit()
     return Store(root)
 
@@ -78,6 +79,19 @@ def test_collections_that_nobody_recorded_show_by_the_launches_alone(tmp_path: P
         assert f"{evidence.value:.2f} ms apart" in evidence.statement
         assert store.query(evidence.sql).column(0)[0].as_py() == pytest.approx(evidence.value)
         assert describe(culprit).startswith("Hosts pause by turns, longer and longer, and no span shows it")
+
+
+def test_the_launches_told_early_and_late_are_of_the_same_groups(tmp_path: Path) -> None:
+    """Pairs under the same name, too small to be judged by who is last, are in neither number."""
+    pairs = """CASE WHEN "group" IS NOT NULL AND rank >= 8 THEN 1000 + rank // 2 ELSE "group" END"""
+    with simulated(tmp_path / "all", "gc-drift:growth_ms=300:every=5") as source:
+        store = without(source, tmp_path / "some", "gc", pairs)
+        [culprit] = find_launch_drift(store, store.attempt(), observe(store, store.attempt())).culprits
+        [evidence] = culprit.evidence
+        assert evidence.value is not None
+        assert evidence.peers is not None
+        assert evidence.value / evidence.peers == pytest.approx(culprit.ratio, rel=1e-3)
+        assert store.query(evidence.sql).column(0)[0].as_py() == pytest.approx(evidence.value)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.whatif.finding import find_whatif
 from megascope.heatmap.whatif.kept import MOST, KeptReplay, KeptReplays
 from megascope.heatmap.whatif.reasons import CannotReplayError
+from megascope.heatmap.whatif.recording import load_recording
 from megascope.heatmap.whatif.result import WhatIf
+from megascope.heatmap.whatif.schedule import load_schedule, scheduled_names
 from support.small_job import ALL, COSTS, job_of, open_simulated
 
 
@@ -99,6 +101,27 @@ def test_what_cannot_be_added_is_read_anew(tmp_path: Path) -> None:
             find_whatif(store, attempt, moved, steps, kept=kept),
             find_whatif(store, attempt, moved, steps),
         )
+
+
+def test_what_is_kept_is_bounded_as_a_first_look_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, attempt = open_simulated(tmp_path / "store", job_of(costs=COSTS), ALL)
+    kept = KeptReplay()
+    with store:
+        placement, steps = load_placement(store, attempt), np.arange(1, 25)
+        names = scheduled_names(load_schedule(store, attempt))
+        fits = load_recording(store, attempt, placement, steps[:16].tolist(), names).start.size
+        monkeypatch.setattr("megascope.heatmap.whatif.recording.MAX_CELLS", fits)
+        first = find_whatif(store, attempt, placement, steps[:8], kept=kept)
+        same(
+            find_whatif(store, attempt, placement, steps[:16], kept=kept),
+            find_whatif(store, attempt, placement, steps[:16]),
+        )
+        assert kept.steps_read == 8
+        for looked in (None, kept, kept):
+            with pytest.raises(CannotReplayError, match="too little in common"):
+                find_whatif(store, attempt, placement, steps, kept=looked)
+        same(find_whatif(store, attempt, placement, steps[:8], kept=kept), first)
+        assert kept.steps_read == 8
 
 
 def test_a_verdict_on_all_steps_keeps_its_replay_for_the_next(tmp_path: Path) -> None:
