@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from .collectors.alarms.verdict_alarms import (
 from .collectors.hardware.news import hardware_news
 from .collectors.hardware.telling import Key
 from .collectors.incidents.straggling import StragglerNews
-from .collectors.incidents.watched import KIND, Judgement, WatchedIncidents, is_of_this_host
+from .collectors.incidents.watched import KIND, Judgement, WatchedIncidents
 from .collectors.reading.store import Attempt, Store
 from .profiler.errors import MegascopeError
 from .viz3d.hang import diagnose, to_json
@@ -60,7 +60,6 @@ class _Seen:
     again_at: float = 0.0
     judges_itself: bool = False
     is_kept: bool = False
-    is_kept_elsewhere: bool = False
     slow: set[str] = field(default_factory=set)
 
 
@@ -111,6 +110,8 @@ class Watch:
             for alarm in self._alarms:
                 self.hook.raise_alarm(alarm)
             self._keep(key, known)
+        if self._kept is not None:
+            self._kept.poll()
         changes += self._slow()
         for text, (run, number) in problems.items():
             if text not in self._problems:
@@ -139,12 +140,11 @@ class Watch:
         """Have what was judged here kept, and closed once agents are heard, have judged, or the attempt has ended."""
         if self._kept is None:
             return
-        if not known.judges_itself:
-            why = "agents are heard of and have judged, or it moves, or it has ended"
-            self._kept.over(key, why, is_open=known.is_kept)
         for each, judgement in self._judgements:
             self._kept.judged(each, judgement)
-        self._kept.poll()
+        if not known.judges_itself:
+            why = "agents are heard of and have judged, or it moves, or it has ended"
+            known.is_kept &= not self._kept.over(key, why, is_open=known.is_kept)
 
     def _slow(self) -> Iterator[Change]:
         """What `megascope stragglers` has found since the last time, of the attempts that run."""
@@ -161,16 +161,18 @@ class Watch:
                 yield Change(now, run, attempt, alarm.kind, alarm.sentence, verdict)
 
     def results(self) -> list[str]:
-        """What came of the alarms, and of what was to be kept, since the last time, in words."""
+        """What came of the alarms, of what was to be kept and what was asked, since the last time, in words."""
         problem = None if self._kept is None else self._kept.problem
         is_new = problem is not None and problem != self._unkept
         self._unkept = problem
-        return [f"what was judged here is not kept in the store: {problem}"] * is_new + [
+        unkept = [f"what was judged here is not kept in the store: {problem}"] * is_new
+        alarms = [
             f"alarm {alarm.kind} of {alarm.run}/{alarm.attempt}: {told.outcome}"
             + (f" ({told.detail})" if told.detail else "")
             for alarm, told in self.hook.take_results()
             if told.outcome != "nobody"
         ]
+        return unkept + self._stragglers.take_problems() + alarms
 
     def _of_attempt(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
         age_s = self._store.data_age_s(attempt)
@@ -178,7 +180,10 @@ class Watch:
             known.is_new, known.exit_reason = False, attempt.exit_reason
             if attempt.exit_reason is not None or age_s is None or age_s > FORGET_S:
                 known.tries, known.is_silent = MOST_TRIES, True
-                known.incidents = {str(one["incident"]): (True, one["verdict"]) for one in self._incidents(attempt)}
+                rows = self._incidents(attempt)
+                known.incidents = {str(one["incident"]): (True, one["verdict"]) for one in rows}
+                known.is_kept = any(map(_is_open_of_watch, rows))
+                known.judges_itself = attempt.exit_reason is None  # what is open stays so while nothing is heard of it
                 return
             yield self._change(attempt, "watched", described(attempt))
         elif known.exit_reason is not None or (known.tries >= MOST_TRIES and known.is_silent and age_s is None):
@@ -191,12 +196,10 @@ class Watch:
         return list(self._store.query("SELECT * FROM incidents ORDER BY opened_ns", attempt=attempt).to_pylist())
 
     def _of_incidents(self, attempt: Attempt, known: _Seen) -> Iterator[Change]:
-        unjudged = judged = known.is_kept = known.is_kept_elsewhere = False
+        unjudged = judged = known.is_kept = False
         for row in self._incidents(attempt):
             if row["kind"] == KIND:  # of a watch, which says the same itself
-                is_open, is_own = row["closed_ns"] is None, is_of_this_host(str(row["incident"]))
-                known.is_kept |= is_open and is_own
-                known.is_kept_elsewhere |= is_open and not is_own
+                known.is_kept |= _is_open_of_watch(row)
                 continue
             name, is_closed, verdict = str(row["incident"]), row["closed_ns"] is not None, row["verdict"]
             before = known.incidents.get(name)
@@ -224,7 +227,7 @@ class Watch:
 
     def _of_end(self, attempt: Attempt, known: _Seen, age_s: float | None) -> Iterator[Change]:
         if attempt.exit_reason is not None and known.exit_reason is None:
-            known.exit_reason = attempt.exit_reason
+            known.exit_reason, known.judges_itself = attempt.exit_reason, False
             yield Change(
                 attempt.end_ns or time.time_ns(), attempt.run, attempt.attempt, "ended", f"it {attempt.exit_reason}"
             )
@@ -252,7 +255,7 @@ class Watch:
         verdict = to_json(diagnose(self._store, attempt))
         if verdict["verdict"] in FIRM:
             known.tries = MOST_TRIES
-        if verdict["verdict"] in ALARMING and self._kept is not None and not known.is_kept_elsewhere:
+        if verdict["verdict"] in ALARMING and self._kept is not None:
             key = attempt.run, attempt.attempt
             self._judgements.append((key, self._judgement(attempt, why, verdict)))
         yield from self._judged(attempt, known, verdict)
@@ -284,3 +287,7 @@ class Watch:
             now = time.time_ns()
             self._alarms.append(Alarm(what, "medium", attempt.run, attempt.attempt, (), (), sentence, now))
         return Change(time.time_ns(), attempt.run, attempt.attempt, what, sentence)
+
+
+def _is_open_of_watch(row: Mapping[str, Any]) -> bool:
+    return row["kind"] == KIND and row["closed_ns"] is None

@@ -41,6 +41,10 @@ class Exit:
         """Whether it ended because its launcher said so: told to, and with no other code than that leads to."""
         return self.asked is not None and (self.code in (None, 0) or self.code in _ON_REQUEST)
 
+    def was_told_by(self, moment_ns: int) -> bool:
+        """Whether its launcher had told it to end by a moment, in the host's time."""
+        return self.asked_ns is not None and self.asked_ns <= moment_ns
+
 
 def signal_name(number: int) -> str:
     """SIGKILL for 9; "signal 99" for a number without a name."""

@@ -30,6 +30,7 @@ class Children:
         self._rank_of: dict[int, int] = {}
         self._ended: list[tuple[int, int]] = []
         self._notes = notes or ExitNotes()
+        self._noted: dict[int, int] = {}
         self._signalled: int | None = None
 
     def note_in(self, notes: ExitNotes) -> None:
@@ -72,7 +73,9 @@ class Children:
         """Send a signal that ends them to all that are left. Who ended before it is noted not to have been asked."""
         self._take_ended()
         for pid, rank in self._rank_of.items():
-            self._notes.asked(rank, pid, number)
+            if self._noted.get(pid) != number:  # one that stays in the kernel is told again and again
+                self._notes.asked(rank, pid, number)
+                self._noted[pid] = number
             os.kill(pid, number)  # a child that has ended is not reaped yet: its id is nobody else's
 
     @contextlib.contextmanager
@@ -115,6 +118,7 @@ class Children:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 rank, code = self._rank_of.pop(pid), os.waitstatus_to_exitcode(status)
+                self._noted.pop(pid, None)
                 self._ended.append((rank, code))
                 self._notes.ended(rank, pid, code)
 

@@ -67,11 +67,11 @@ def judge_deaths(store: Store, attempt: Attempt, deaths: Deaths, history: Histor
 
 
 def _lost_peers(store: Store, attempt: Attempt, deaths: Deaths, snapshot: Snapshot, history: History) -> Crash:
-    """All that ended speak of lost peers: those are on a host that fell silent before, or nobody knows who they are."""
+    """All that ended lost peers or were told to: the root is a host that fell silent before, or it is not known."""
     gone = silent_hosts(store, attempt, deaths)
     if not gone:
-        why = _ALL_ASKED if all(death.exit.was_on_request for death in deaths.all) else _ALL_LOST_PEERS
-        return Crash(Diagnosis(State.CRASHED, abstained=(why, *_notes(deaths, ()))), snapshot, ())
+        abstained = (_why_nobody(deaths), *_notes(deaths, ()))
+        return Crash(Diagnosis(State.CRASHED, abstained=abstained), snapshot, ())
     dead = {rank for host in gone for rank in host.ranks}
     streams = Streams.of(snapshot, history)
     seen = _with_dead(with_recovered(snapshot, streams.recorded), dead)
@@ -168,7 +168,19 @@ _ALL_LOST_PEERS = Abstention(
 _ALL_ASKED = Abstention(
     "deaths", "all ranks that ended were told to by their launcher or its supervisor, and nothing tells what for"
 )
+_SOME_ASKED = Abstention(
+    "deaths",
+    "of the ranks that ended some say that they lost a peer, the others were told to by their launcher or its "
+    "supervisor, and nothing tells which rank was the first to go",
+)
 _ALL_GONE = Abstention("deaths", "the processes of all ranks are gone, and which of them went first is not known")
+
+
+def _why_nobody(deaths: Deaths) -> Abstention:
+    asked = [death.is_on_request for death in deaths.all]
+    if all(asked):
+        return _ALL_ASKED
+    return _SOME_ASKED if any(asked) else _ALL_LOST_PEERS
 
 
 def _notes(deaths: Deaths, first: Sequence[Death]) -> tuple[Abstention, ...]:

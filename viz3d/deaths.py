@@ -80,13 +80,16 @@ class Death:
         return self.state == "exception"
 
     @property
+    def is_on_request(self) -> bool:
+        """Whether its launcher's signal led to it: its exception came after that, or it went without a word for it."""
+        return self.was_told if self.is_exception else self.exit.was_on_request
+
+    @property
     def is_aftermath(self) -> bool:
-        """Whether its exception speaks of others (a connection that broke, a peer that is gone) or came when its
-        launcher had told it to end, or it went without a word for that: for something that had happened elsewhere."""
-        if not self.is_exception:
-            return self.exit.was_on_request
-        if self.was_told:
-            return True
+        """Whether it came of something elsewhere: its launcher had told it to end, or its exception speaks of others
+        (a connection that broke, a peer that is gone)."""
+        if self.is_on_request or not self.is_exception:
+            return self.is_on_request
         message = (self.message or "").lower()
         name = (self.type or "").rpartition(".")[2]
         return name in AFTERMATH_TYPES or any(phrase in message for phrase in AFTERMATH_PHRASES)
@@ -185,16 +188,18 @@ def parse_deaths(actions: Iterable[Mapping[str, Any]]) -> list[Death]:
     for action in actions:
         if action.get("action") != "noticed-death" or "rank" not in action:
             continue
-        moment_ns, asked_ns = int(action.get("moment_ns") or 0), _number(action.get("asked_ns"))
+        moment_ns = int(action.get("moment_ns") or 0)
+        asked, asked_ns = _number(action.get("asked_signal")), _number(action.get("asked_ns"))
+        ending = Exit(_number(action.get("exit_code")), asked, asked_ns)
         death = Death(
             int(action["rank"]),
             str(action.get("state")),
             moment_ns,
             action.get("type"),
             action.get("message"),
-            exit=Exit(_number(action.get("exit_code")), _number(action.get("asked_signal")), asked_ns),
+            exit=ending,
             pid=_number(action.get("pid")),
-            was_told=asked_ns is not None and asked_ns <= moment_ns,
+            was_told=ending.was_told_by(moment_ns),
         )
         known = by_rank.get(death.rank)
         if known is None or (death.is_exception and not known.is_exception):

@@ -19,7 +19,7 @@ from ..alarms.teller import FINISH_S, log_untold
 from ..alarms.verdict_alarms import ALARMING, FIRM, alarm_of_verdict, read_verdict, sentence_of
 from ..spool.rank_drain import RankDrain
 from .diagnosing import Diagnoser, diagnosis_claim
-from .endings import NOTICED, exit_of
+from .endings import exit_of, own_deaths
 from .incidents import Incident, IncidentKind
 from .question import Answer
 from .stacks import StackTaker
@@ -160,11 +160,7 @@ class Responder:
         """One alarm for those of this host that went together; the hook puts those of several hosts together."""
         if case.alarmed or (incident.closed_ns is not None and not is_last):
             return
-        deaths = [
-            one
-            for one in incident.actions
-            if one["action"] == NOTICED and one["rank"] is not None and not exit_of(one).was_on_request
-        ]
+        deaths = own_deaths(incident.actions)
         if not deaths:
             return
         moments = [int(one["moment_ns"]) for one in deaths]

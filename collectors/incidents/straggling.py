@@ -23,6 +23,8 @@ class StragglerNews:
         self._store, self._every_s = store, every_s
         self._due: dict[Key, float] = {}
         self._asked: tuple[Key, Question] | None = None
+        self._problems: list[str] = []
+        self._known: set[str] = set()
 
     def poll(self, live: Sequence[Key]) -> tuple[Key, Answer] | None:
         """What was answered since the last time; ``live`` are the attempts that run. Never waits."""
@@ -46,7 +48,16 @@ class StragglerNews:
         if answer is None:
             return None
         self._asked = None
+        if answer.verdict is None:
+            problem = f"stragglers of {key[0]}/{key[1]} are not known: {answer.problem}"
+            self._problems += [problem] * (problem not in self._known)
+            self._known.add(problem)
         return key, answer
+
+    def take_problems(self) -> list[str]:
+        """Why there was no verdict, since the last time; each text is told once."""
+        problems, self._problems = self._problems, []
+        return problems
 
     def close(self) -> None:
         """End what runs."""

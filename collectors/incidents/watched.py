@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import itertools
 import os
 import time
@@ -47,121 +48,128 @@ class Judgement:
 class WatchedIncidents:
     """Keeps one incident at a time of each attempt, under the claim that agents diagnose under.
 
-    While an agent or another watch has that claim nothing is written: it waits until the claim is free. ``problem``
-    tells why the last try to write failed; None where it did not. A store that cannot be written harms nothing.
+    While an agent or another watch has that claim nothing is written: it waits until the claim is free. Who has it goes
+    on with what any watch before wrote of the attempt, whose writer is open for one commit only. ``problem`` tells why
+    the last try to write failed; None where it did not. A store that cannot be written harms nothing.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._writer: TableWriter | None = None
         self._holder = f"{host_name()}:{os.getpid()}:watch-{next(_numbers)}"
         self._claims: dict[Key, SharedClaim] = {}
-        self._incidents: dict[Key, list[Incident]] = defaultdict(list)
+        self._open: set[Key] = set()
         self._waiting: dict[Key, Judgement] = {}
         self.problem: str | None = None
 
     def judged(self, key: Key, judgement: Judgement) -> None:
         """Keep a verdict, now or once the claim is to be had; the newest verdict on what is open counts."""
         self._waiting[key] = judgement
-        self.poll()
+        self._try(key, functools.partial(_add, key, judgement))
 
     def poll(self) -> None:
         """Try again what waits, and renew the claims on what is open."""
         for claim in self._claims.values():
             claim.keep()
         for key, judgement in list(self._waiting.items()):
-            self._try(key, functools.partial(self._add, key, judgement))
+            self._try(key, functools.partial(_add, key, judgement))
 
-    def over(self, key: Key, why: str, *, is_open: bool) -> None:
+    def over(self, key: Key, why: str, *, is_open: bool) -> bool:
         """What was open of an attempt is over: ``why``, as a sentence. Agents may have the claim then.
 
-        ``is_open``: the store has an open incident of a watch of this host, be it an earlier one.
+        ``is_open``: the store has an open incident of a watch, be it another one. False where that cannot be closed
+        now, or where a verdict on the attempt's end waits, which closes it: to be called again.
         """
+        waiting = self._waiting.get(key)
+        if waiting is not None and waiting.is_over:
+            return False
         self._waiting.pop(key, None)
-        if is_open or any(one.closed_ns is None for one in self._incidents.get(key, ())):
-            self._try(key, functools.partial(_close, why))
-        claim = self._claims.pop(key, None)
-        if claim is not None:
-            claim.give_free()
+        if (is_open or key in self._open) and not self._try(key, functools.partial(_close, why)):
+            return False
+        self._let_go(key)
+        return True
 
     def close(self) -> None:
-        """Give all free. What is open stays so, for the next watch of this host."""
+        """Give all free. What is open stays so, for the next watch."""
         for claim in self._claims.values():
             claim.give_free()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
 
-    def _try(self, key: Key, change: Callable[[list[Incident]], None]) -> None:
+    def _try(self, key: Key, change: Callable[[TableWriter, list[Incident]], None]) -> bool:
         """Commit a change of an attempt's incidents, if this process has the claim; or leave all as it was."""
         try:
             if not self._has_claim(key):
-                return
-            if self._writer is None:
-                self._writer = TableWriter(self._root, f"watch-{host_name()}")
-                self._resume(self._writer.state.get("incidents", []))
-            incidents = copy.deepcopy(self._incidents[key])
-            change(incidents)
-            if not incidents:
-                return
-            rows = [one.row() for one in incidents]
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-            self._writer.write("incidents", *key, columns, replace=True)
-            known = {**self._incidents, key: incidents}
-            self._writer.commit({"incidents": [[*key, [asdict(one) for one in own]] for key, own in known.items()]})
+                return False
+            with TableWriter(self._root, _writer_of(*key)) as writer:
+                before = [Incident(**values) for values in writer.state.get("incidents", [])]
+                incidents = copy.deepcopy(before)
+                change(writer, incidents)
+                if incidents != before:
+                    rows = [one.row() for one in incidents]
+                    columns = {name: [row[name] for row in rows] for name in rows[0]}
+                    writer.write("incidents", *key, columns, replace=True)
+                    writer.commit({"incidents": [asdict(one) for one in incidents]})
         except (OSError, *UNFIT) as error:
             self.problem = str(error) or type(error).__name__
-            if self._writer is not None:
-                self._writer.rollback()
-            return
-        self.problem, self._incidents[key] = None, incidents
+            return False
+        self.problem = None
         self._waiting.pop(key, None)
-        if all(one.closed_ns is not None for one in incidents):
-            self._claims[key].give_free()
+        if any(one.closed_ns is None for one in incidents):
+            self._open.add(key)
+        else:
+            self._let_go(key)
+        return True
 
     def _has_claim(self, key: Key) -> bool:
+        """The claim object stays until there is nothing to write any more: it counts how old another's claim is."""
         claim = self._claims.get(key) or diagnosis_claim(self._root, *key, self._holder)
         self._claims[key] = claim
         return claim.take()
 
-    def _resume(self, state: Sequence[tuple[str, int, Sequence[Mapping[str, Any]]]]) -> None:
-        """What an earlier watch of this host wrote."""
-        for run, attempt, incidents in state:
-            self._incidents.setdefault((run, attempt), [Incident(**values) for values in incidents])
-
-    def _add(self, key: Key, judgement: Judgement, incidents: list[Incident]) -> None:
-        now = time.time_ns()
-        found = next((one for one in incidents if one.closed_ns is None), None)
-        if found is None:
-            run, attempt = key
-            found = Incident(f"{run}/{attempt}/{host_name()}/{KIND}/{len(incidents)}", KIND, now)
-            incidents.append(found)
-        if found.snapshots == 0:
-            self._snapshot(found, key, judgement)
-        found.note("diagnosed", now, verdict=judgement.state, why=judgement.why)
-        found.verdict = judgement.text
-        found.closed_ns = now if judgement.is_over else None
-
-    def _snapshot(self, incident: Incident, key: Key, judgement: Judgement) -> None:
-        assert self._writer is not None
-        blocks: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for number, (moment_ns, rows) in enumerate(zip(judgement.moments, judgement.looks, strict=True), 1):
-            incident.note("snapshot", moment_ns, snapshot=number)
-            incident.snapshots, incident.snapshot_ns = number, moment_ns
-            same = {"incident": incident.incident, "snapshot": number, "source": SOURCE}
-            for row in rows:
-                blocks[block_name(row["rank"])].append({**row, **same})
-        for block, found in blocks.items():
-            columns = {name: [row[name] for row in found] for name in found[0]}
-            self._writer.write("in_flight", *key, columns, block=block)
+    def _let_go(self, key: Key) -> None:
+        self._open.discard(key)
+        claim = self._claims.pop(key, None)
+        if claim is not None:
+            claim.give_free()
 
 
-def is_of_this_host(incident: str) -> bool:
-    """Whether an incident, by its name, is one that a watch of this host wrote."""
-    return incident.rpartition(f"/{KIND}/")[0].endswith(f"/{host_name()}")
+def _writer_of(run: str, attempt: int) -> str:
+    """Writer's name of all watches for an attempt; a run's name may be as long as a file's."""
+    return f"watch-{hashlib.sha256(run.encode()).hexdigest()[:16]}-{attempt}"
 
 
-def _close(why: str, incidents: Sequence[Incident]) -> None:
+def _add(key: Key, judgement: Judgement, writer: TableWriter, incidents: list[Incident]) -> None:
+    now = time.time_ns()
+    found = next((one for one in incidents if one.closed_ns is None), None)
+    if found is None:
+        if judgement.is_over and any(_has_noted(one, judgement) for one in incidents):
+            return  # another watch has seen the same end
+        run, attempt = key
+        found = Incident(f"{run}/{attempt}/{host_name()}/{KIND}/{len(incidents)}", KIND, now)
+        incidents.append(found)
+    if found.snapshots == 0:
+        _snapshot(found, key, judgement, writer)
+    found.note("diagnosed", now, verdict=judgement.state, why=judgement.why)
+    found.verdict = judgement.text
+    found.closed_ns = now if judgement.is_over else None
+
+
+def _has_noted(incident: Incident, judgement: Judgement) -> bool:
+    return any(one["action"] == "diagnosed" and one["why"] == judgement.why for one in incident.actions)
+
+
+def _snapshot(incident: Incident, key: Key, judgement: Judgement, writer: TableWriter) -> None:
+    blocks: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for number, (moment_ns, rows) in enumerate(zip(judgement.moments, judgement.looks, strict=True), 1):
+        incident.note("snapshot", moment_ns, snapshot=number)
+        incident.snapshots, incident.snapshot_ns = number, moment_ns
+        same = {"incident": incident.incident, "snapshot": number, "source": SOURCE}
+        for row in rows:
+            blocks[block_name(row["rank"])].append({**row, **same})
+    for block, found in blocks.items():
+        columns = {name: [row[name] for row in found] for name in found[0]}
+        writer.write("in_flight", *key, columns, block=block)
+
+
+def _close(why: str, _: TableWriter, incidents: Sequence[Incident]) -> None:
     now = time.time_ns()
     for one in incidents:
         if one.closed_ns is None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 
 from megascope.collectors.agent.agent import Agent
 from megascope.collectors.alarms.rules import AlarmSettings
+from megascope.collectors.incidents.endings import Endings
 from megascope.collectors.incidents.incidents import Incident
 from megascope.collectors.incidents.responding import Responder
 from megascope.collectors.spool.exit_codes import ExitCode, code_of_zombie
+from megascope.collectors.spool.rank_drain import RankDrain
 from megascope.profiler.exits import EXITS, Exit, ExitNotes, exit_words, notes_on, read_exits
 from support import stuck_rank
 from support.collecting import read_table
@@ -177,26 +180,59 @@ def test_only_what_a_request_leads_to_is_on_request(ending: Exit, on_request: bo
     assert ending.was_on_request == on_request
 
 
+def told_of(folder: Path, run: str, deaths_of: list[dict[str, Any]]) -> str:
+    """The sentence of the alarm that deaths of one host come to; empty where none is raised."""
+    out = folder / run
+    responder = Responder(folder / "store", run, 0, AlarmSettings(f"cat > {out}", gather_s=0.0))
+    same = {"action": "noticed-death", "moment_ns": 1, "rank": 3, "state": "gone", "pid": 5}
+    actions = [{**same, **more} for more in deaths_of]
+    responder.poll([Incident(f"{run}/0/a/rank-died/0", "rank-died", 1, actions=actions)], [], 10**10)
+    responder.close()
+    return str(json.loads(out.read_text())["sentence"]) if out.exists() else ""
+
+
 def test_the_alarm_of_a_death_says_how_it_ended_and_none_is_raised_of_ranks_that_were_told_to_end(
     tmp_path: Path,
 ) -> None:
     """Two hosts: on one a rank crashed, on the other the launcher ended those that were left."""
-    sentences: dict[str, str] = {}
     raised = {"rank": 4, "state": "exception"}
     cases: dict[str, list[dict[str, Any]]] = {
         "own": [{"exit_code": -11}],
         "told": [{"exit_code": -9, "asked_signal": 9}],
         "both": [{"exit_code": -11}, raised, {**raised, "state": "gone", "exit_code": 1}],
     }
-    for name, deaths_of in cases.items():
-        out = tmp_path / name
-        settings = AlarmSettings(f"cat > {out}", gather_s=0.0)
-        responder = Responder(tmp_path / "store", name, 0, settings)
-        same = {"action": "noticed-death", "moment_ns": 1, "rank": 3, "state": "gone", "pid": 5}
-        actions = [{**same, **more} for more in deaths_of]
-        responder.poll([Incident(f"{name}/0/a/rank-died/0", "rank-died", 1, actions=actions)], [], 10**10)
-        responder.close()
-        sentences[name] = json.loads(out.read_text())["sentence"] if out.exists() else ""
+    sentences = {name: told_of(tmp_path, name, deaths_of) for name, deaths_of in cases.items()}
     assert sentences["told"] == ""
     assert "(was killed by signal 11 (SIGSEGV))" in sentences["own"]
     assert "(3 was killed by signal 11 (SIGSEGV), 4 with an exception)" in sentences["both"]
+
+
+@pytest.mark.parametrize(
+    ("told_ns", "code", "is_alarm"),
+    [(0, 1, False), (0, -15, False), (2, 1, True), (2, -15, True)],
+    ids=["told, then raised", "told, raised and killed", "raised, then told", "raised, told and killed"],
+)
+def test_an_exception_makes_an_alarm_unless_the_rank_had_been_told_to_end(
+    tmp_path: Path, told_ns: int, code: int, is_alarm: bool
+) -> None:
+    """As the verdict has it: the exception, at 1 ns, explains the death that follows it, whatever its exit code."""
+    ending = {"exit_code": code, "asked_signal": 15, "asked_ns": told_ns}
+    gone = {**ending, "state": "gone", "moment_ns": 3}
+    sentence = told_of(tmp_path, "job", [{**ending, "state": "exception"}, gone])
+    assert ("Rank 3 on " in sentence and "(with an exception)" in sentence) if is_alarm else sentence == ""
+
+
+def test_a_death_that_is_noted_after_its_code_was_known_has_it_too(tmp_path: Path) -> None:
+    """A rank raised, its launcher ended and reaped it, and only then its agent finds it gone."""
+    notes = ExitNotes([tmp_path])
+    notes.asked(3, 77, 15)
+    notes.ended(3, 77, 1)
+    reader = SimpleNamespace(pid=77)
+    rank = SimpleNamespace(path=tmp_path / "rank-00003.box", rank=3, exit_code=None, reader=reader)
+    endings, same = Endings(), {"action": "noticed-death", "rank": 3, "pid": 77}
+    actions: list[dict[str, Any]] = []
+    for state in ("exception", "gone"):
+        actions.append({**same, "state": state})
+        endings.add_to(cast(RankDrain, rank), actions)
+    assert [(one["exit_code"], one["asked_signal"]) for one in actions] == [(1, 15)] * 2
+    assert actions[0]["asked_ns"] == actions[1]["asked_ns"]

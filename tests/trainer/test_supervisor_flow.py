@@ -15,6 +15,7 @@ from megascope.trainer.supervisor.history import load_history, run_folder
 from megascope.trainer.supervisor.hub import Hub, open_listener
 from megascope.trainer.supervisor.job import Job, Patience
 from megascope.trainer.supervisor.journal import Record
+from megascope.trainer.supervisor.policy import Action, Decision
 from megascope.trainer.supervisor.supervisor import Supervisor
 from support.supervised import Host, World, finish, once, write_steps
 
@@ -64,6 +65,15 @@ def test_without_a_verdict_the_same_hosts_go_on(world: World) -> None:
     assert (outcome.finished, outcome.attempts, outcome.history.fences) == (True, 2, ())
     assert world.hosts["node-1"].started == [(0, (2, 3)), (1, (2, 3))]
     assert "check" not in world.hosts["node-1"].heard
+
+
+@pytest.mark.timeout(60)
+def test_a_job_whose_ranks_have_been_ended_is_never_only_watched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Decision(Action.WATCH, "There is no spare: the job goes on.")
+    monkeypatch.setattr("megascope.trainer.supervisor.responding.decide", lambda *_: watch)
+    outcome = world.run(once(lambda host, ranks: host.end({3: -9}), "node-1"))
+    assert (outcome.finished, outcome.attempts) == (True, 2)
+    assert any(line.startswith("restart: There is no spare") for line in world.lines)
 
 
 @pytest.mark.timeout(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from megascope.collectors.reading.store import Store
 from megascope.collectors.writing.writer import TableWriter
+from megascope.profiler.exits import EXITS, ExitNotes
 from megascope.trainer.children import Children
 from megascope.trainer.stopping import CONTROL_VARIABLE, StopRequest
 from megascope.trainer.supervisor import local, node
@@ -75,6 +77,22 @@ def test_a_killed_child_is_reaped() -> None:
     children.kill()
     assert len(children) == 0
     assert not psutil.pid_exists(pid)
+
+
+def test_a_child_that_is_told_to_end_again_and_again_is_noted_once_for_each_signal(tmp_path: Path) -> None:
+    children = Children(ExitNotes([tmp_path]))
+    children.fork(0, _stay)
+    for number in (signal.SIGCONT, signal.SIGCONT, signal.SIGURG, signal.SIGURG, signal.SIGKILL, signal.SIGKILL):
+        children.send(number)
+    children.kill()
+    lines = [json.loads(line) for line in (tmp_path / EXITS).read_bytes().splitlines()]
+    assert [line["asked"] for line in lines if "asked" in line] == [signal.SIGCONT, signal.SIGURG, signal.SIGKILL]
+    assert [line["code"] for line in lines if "code" in line] == [-signal.SIGKILL]
+
+
+def _stay() -> int:
+    signal.pause()
+    return 0
 
 
 def test_folders_of_a_run_that_was_killed_are_removed_by_the_next(

@@ -232,6 +232,7 @@ def test_nodes_read_the_configuration_as_it_was(tmp_path: Path) -> None:
         ({"checkpoint": CheckpointConfig()}, 2, "needs checkpoints to restart from"),
         ({"checkpoint": CheckpointConfig(folder=Path("x"), every=1, resume=False)}, 2, "resume is false"),
         ({"record": RecordConfig(enabled=False)}, 2, "record.enabled is false"),
+        ({"record": RecordConfig(spool=Path("x"))}, 2, "record.spool is set.*MEGASCOPE_SPOOL"),
     ],
 )
 def test_what_cannot_be_supervised_is_refused(changes: dict[str, Any], hosts: int, sentence: str) -> None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megascope.collectors.writing.writer import TableWriter
+from megascope.trainer.checkpoints.files import remove_all_but
 from megascope.trainer.supervisor.detectors import loss_divergence
+from megascope.trainer.supervisor.diagnosis import end_ranks
 from megascope.trainer.supervisor.history import History, Restart, RollBack, load_history, run_folder, save_history
 from megascope.trainer.supervisor.limits import Limits
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Action, Case, Trigger, applied, decide
-from megascope.trainer.supervisor.rolling_back import last_good_step, way_back
+from megascope.trainer.supervisor.rolling_back import last_good_step, way_back, way_still_there
 from megascope.trainer.supervisor.signs import StepRecord
+from megascope.trainer.supervisor.supervisor import Supervisor
 from support.supervised import Host, World, finish
 from support.watching import EndlessError, job, watcher
 
@@ -67,6 +71,20 @@ def test_the_way_back_is_to_the_newest_checkpoint_from_before(tmp_path: Path) ->
     assert way_back(here, replace_steps(seen, losing(5, 5)), History()) is None
 
 
+def test_once_the_ranks_have_ended_the_way_back_stays_or_leads_further_back_or_is_gone(tmp_path: Path) -> None:
+    seen, here = Seen(0, losing(42, 12), furthest=57), replace(job(), checkpoints=committed(tmp_path, 20, 40, 50, 58))
+    found = RollBack(5.0, 40, 40, 53)
+    assert way_still_there(found, here, seen, History()) == RollBack(5.0, 40, 40, 57)  # and what was trained meanwhile
+    assert way_still_there(found, here, Seen(0), History()) == found
+    near = replace(here, limits=Limits(most_steps_back=14))
+    assert way_still_there(found, near, seen, History()) is not None  # it was near enough when it was chosen
+    remove_all_but(tmp_path, (20, 50, 58))
+    assert way_still_there(found, here, seen, History()) == RollBack(5.0, 20, 20, 57)
+    assert way_still_there(found, near, seen, History()) is None
+    remove_all_but(tmp_path, (50, 58))
+    assert way_still_there(found, here, seen, History()) is None
+
+
 def replace_steps(seen: Seen, steps: list[StepRecord]) -> Seen:
     return Seen(0, steps, last_step=seen.last_step, furthest=seen.furthest)
 
@@ -85,6 +103,18 @@ def test_it_is_done_only_where_it_is_allowed_and_helps() -> None:
     assert decide(case(), twice, ALLOWED).action is Action.WATCH
     used = History(restarts=tuple(Restart(999.0, step) for step in range(20)))
     assert decide(case(), used, ALLOWED).action is Action.WATCH
+
+
+def test_a_host_that_is_lost_meanwhile_is_replaced_and_the_way_back_is_kept() -> None:
+    lost = replace(case(), lost=frozenset({"node-1"}), spares=1)
+    decision = decide(lost, History(), ALLOWED)
+    assert (decision.action, decision.back) == (Action.REPLACE, BACK)
+    assert decision.reason.startswith("node-1 is gone: replaced by a spare. The loss diverges: back to the checkpoint")
+    assert applied(decision, lost, History()).roll_backs == (BACK,)
+    none_left = replace(lost, spares=0)
+    stop = decide(none_left, History(), ALLOWED)
+    assert (stop.action, stop.back) == (Action.STOP, BACK)
+    assert applied(stop, none_left, History()).passed_over == tuple(range(20, 40))  # whoever starts it again goes back
 
 
 def test_the_batches_are_passed_over_from_then_on(tmp_path: Path) -> None:
@@ -158,6 +188,80 @@ def test_checkpoints_that_cannot_be_set_aside_stop_the_run(tmp_path: Path, monke
     assert not outcome.finished
     assert "the checkpoints after step 30 cannot be set aside ([Errno 13] Permission denied)" in outcome.reason
     assert outcome.history.roll_backs == ()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_unreadable", [False, True])
+def test_a_checkpoint_that_goes_while_the_ranks_end_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_unreadable: bool
+) -> None:
+    world, folder = World(tmp_path / "store", monkeypatch), committed(tmp_path / "checkpoints", 30, 50)
+    write(world.root, [one.loss or 0.0 for one in losing(42, 12)])
+
+    def end(*arguments: Any) -> bool:
+        assert [path.name for path in folder.glob("*refused*")] == ["step-00000050.refused-1"]  # nothing prunes for it
+        committed(folder, 60)
+        remove_all_but(folder, [60])
+        if is_unreadable:
+            monkeypatch.setattr("megascope.trainer.supervisor.rolling_back.committed_steps", refused)
+        return end_ranks(*arguments)
+
+    monkeypatch.setattr("megascope.trainer.supervisor.responding.end_ranks", end)
+    outcome = world.run(train, checkpoints=folder, roll_back=True)
+    assert (outcome.finished, outcome.attempts) == (False, 1)
+    why = "cannot be read ([Errno 13] Permission denied)" if is_unreadable else "is not there any more"
+    assert f"The loss diverges, and the checkpoint of step 30 {why}" in outcome.reason
+    assert str(folder) in outcome.reason
+    assert (outcome.history.roll_backs, outcome.history.restarts) == ((), ())
+    assert (folder / "step-00000060").exists()
+    assert "no-way-back" in set(world.actions())
+
+
+def refused(*_: object) -> list[int]:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.timeout(60)
+def test_a_host_that_is_lost_as_the_ranks_end_does_not_keep_the_run_from_going_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, folder = World(tmp_path / "store", monkeypatch), committed(tmp_path / "checkpoints", 10, 30, 50)
+    write(world.root, [one.loss or 0.0 for one in losing(42, 12)])
+    outcome = world.run(train, holds="node-1", patience={"stop_s": 0.3}, checkpoints=folder, roll_back=True)
+    assert (outcome.finished, outcome.attempts) == (True, 2)
+    assert [(one.to, one.first, one.last) for one in outcome.history.roll_backs] == [(30, 30, 53)]
+    assert (folder / "step-00000050.refused-1").exists()
+    assert any(line.startswith("replace: node-1 is gone") for line in world.lines)
+    assert world.hosts["node-2"].overrides[0][:2] == ["--data.skip", "30"]
+
+
+@pytest.mark.timeout(60)
+def test_where_there_is_no_way_back_once_it_is_looked_for_again_the_ranks_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, folder = World(tmp_path / "store", monkeypatch), committed(tmp_path / "checkpoints", 10, 30, 50)
+    write(world.root, [one.loss or 0.0 for one in losing(42, 12)])
+    monkeypatch.setattr(Supervisor, "_is_worth", lambda *_: True)
+    world.end_at = "the ranks go on"
+    outcome = world.run(train, checkpoints=folder, roll_back=True, most_steps_back=5)
+    assert outcome.attempts == 1
+    assert outcome.history.restarts == ()
+    assert any(line.endswith("the ranks go on") for line in world.lines)
+
+
+@pytest.mark.timeout(60)
+def test_checkpoints_are_not_looked_for_once_nothing_would_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("megascope.trainer.supervisor.shared.way_back", search)
+    world, folder = World(tmp_path / "store", monkeypatch), committed(tmp_path / "checkpoints", 10, 30, 50)
+    write(world.root, [one.loss or 0.0 for one in losing(42, 12)])
+    world.end_at = "sign loss-divergence"
+    outcome = world.run(train, checkpoints=folder, roll_back=True, max_roll_backs=0)
+    assert outcome.attempts == 1
 
 
 @pytest.mark.timeout(60)

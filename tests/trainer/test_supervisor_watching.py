@@ -23,7 +23,7 @@ def test_a_job_in_which_all_ends_well_has_finished() -> None:
 
 def test_a_rank_that_was_killed_comes_before_those_that_followed() -> None:
     alert = watcher(ended(r0=1, r3=-9)).watch()
-    assert (alert.trigger, alert.sentence) == (Trigger.EXITED, "rank 3 was killed by signal 9")
+    assert (alert.trigger, alert.sentence) == (Trigger.EXITED, "rank 3 was killed by signal 9 (SIGKILL)")
 
 
 def test_ranks_that_refuse_the_configuration_are_quoted() -> None:

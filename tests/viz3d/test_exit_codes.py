@@ -112,6 +112,34 @@ def test_where_all_were_told_to_end_nobody_is_accused(tmp_path: Path) -> None:
     assert "told to by their launcher" in verdict.abstained[0].reason
 
 
+@pytest.mark.parametrize(
+    ("more", "is_told", "is_lost"),
+    [
+        ({"type": "RuntimeError", "message": "release unlocked lock", "asked_ns": MOMENT_NS - SECOND}, True, False),
+        ({"type": "PeerLostError", "message": "the group broke", "asked_ns": MOMENT_NS + SECOND}, True, True),
+    ],
+    ids=["told, then raised", "lost a peer, then told"],
+)
+def test_where_nobody_is_accused_the_reason_names_what_deaths_followed_from(
+    tmp_path: Path, more: dict[str, Any], is_told: bool, is_lost: bool
+) -> None:
+    """Seven ranks went for their launcher's signal, and one with an exception."""
+    ended = [died(rank, exit_code=130, asked_signal=15) for rank in range(7)]
+    raised = died(7, exit_code=1, asked_signal=15, **{"state": "exception", **more})
+    verdict, _ = crash(tmp_path / "store", *ended, raised)
+    assert (verdict.verdict, verdict.culprits) == (State.CRASHED, ())
+    reason = verdict.abstained[0].reason
+    assert ("told to by their launcher" in reason, "lost a peer" in reason) == (is_told, is_lost)
+
+
+def test_who_lost_a_peer_and_was_ended_later_is_not_said_to_have_been_told_to_end(tmp_path: Path) -> None:
+    lost = {"state": "exception", "type": "PeerLostError", "message": "the group broke"}
+    told = {"exit_code": -15, "asked_signal": 15, "asked_ns": MOMENT_NS + SECOND}
+    verdict, _ = crash(tmp_path / "store", *(died(rank, **{**lost, **told}) for rank in range(8)))
+    assert verdict.culprits == ()
+    assert verdict.abstained[0].reason.startswith("all ranks that ended say that they lost a peer")
+
+
 @pytest.mark.parametrize(("told_s", "blamed"), [(-1, 6), (1, 0)], ids=["told before", "told afterwards"])
 def test_an_exception_of_who_had_been_told_to_end_is_a_consequence(tmp_path: Path, told_s: int, blamed: int) -> None:
     """As where the launcher's signal meets a lock; an exception before it is the first trouble as ever."""

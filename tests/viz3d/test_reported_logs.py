@@ -177,6 +177,20 @@ def test_marin_8870_a_silent_freeze_and_the_host_that_told_the_first_error_of_a_
     assert first.endswith("3 others told one")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "told"), [((3, 3), None), ((3, 3, 5, 5), "; 1 other told one"), ((3, 4, 5), "; 2 others told one")]
+)
+def test_the_second_error_of_a_rank_is_none_of_another(judge: Judge, ranks: tuple[int, ...], told: str | None) -> None:
+    """Once a device is of no use, a rank logs one error after the other."""
+    log = JobLog()
+    for second, rank in enumerate(ranks):
+        name = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED")[second % 2]
+        log.say(f"E0905 17:34:0{second}.000000 1 stream.cc:41] failed: CUDA_ERROR_{name}: it failed", rank)
+    reason = next(one.reason for one in judge(log).abstained if one.signal == "devices")
+    assert reason.startswith("the first error of a device is CUDA_ERROR_ILLEGAL_ADDRESS of rank 3")
+    assert reason.endswith(told) if told is not None else "told one" not in reason
+
+
 def test_marin_8934_an_exception_of_nvlink_tells_where_it_was_met(judge: Judge) -> None:
     log = JobLog()
     log.say("worker-88: [rank704]: torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected")

@@ -92,3 +92,8 @@ def check_job(config: TrainConfig, hosts: int) -> None:
         raise UsageError("checkpoint.resume is false: a supervised job resumes by itself, so leave it out.")
     if not config.record.enabled:
         raise UsageError("record.enabled is false: a supervisor sees the job through what it records.")
+    if config.record.spool is not None:
+        raise UsageError(
+            "record.spool is set: the nodes of a supervised job serve the spool of their own host, so leave it out, "
+            "and set MEGASCOPE_SPOOL for `megascope node` where it is to lie elsewhere."
+        )

@@ -104,7 +104,7 @@ def decide(case: Case, history: History, limits: Limits) -> Decision:
         return Decision(Action.STOP, "The ranks refuse the configuration or what it points at: correct it.")
     if case.trigger in PLANNED and not case.lost:
         return _planned(case, history, limits)
-    if case.trigger is Trigger.DIVERGED and not case.lost:
+    if case.trigger is Trigger.DIVERGED and (not case.lost or case.back is not None):
         return _diverged(case, history, limits)
     if case.trigger is Trigger.NOT_FINITE and not limits.skip_data:
         return Decision(
@@ -124,11 +124,11 @@ def applied(decision: Decision, case: Case, history: History) -> History:
         best = max(named, key=lambda one: one.confidence)
         if best.host not in decision.fence:
             history = history.with_suspicion(Suspicion(best.host, case.moment_s, best.confidence, case.step))
+    if decision.back is not None:
+        history = replace(history, roll_backs=(*history.roll_backs, decision.back))
     if decision.action is Action.STOP:
         return history
     planned = decision.action in (Action.CHECKPOINT_AND_REPLACE, Action.ROLL_BACK)
-    if decision.back is not None:
-        history = replace(history, roll_backs=(*history.roll_backs, decision.back))
     restart = Restart(case.moment_s, case.step, planned, case.trigger is Trigger.STORAGE)
     return history.with_restart(restart, decision.skip_batch)
 
@@ -148,25 +148,35 @@ def _planned(case: Case, history: History, limits: Limits) -> Decision:
     )
 
 
-def _diverged(case: Case, history: History, limits: Limits) -> Decision:
+def against_going_back(history: History, limits: Limits, moment_s: float) -> str:
+    """Why the limits do not let a run go back from a loss that diverges; empty where they do."""
     if not limits.roll_back:
-        return Decision(Action.WATCH, "The loss diverges: going back to an earlier checkpoint is not allowed.")
+        return "The loss diverges: going back to an earlier checkpoint is not allowed."
+    if len(history.roll_backs) >= limits.max_roll_backs:
+        return (
+            f"The loss diverges again after {len(history.roll_backs)} returns to earlier checkpoints: another batch "
+            "does not help."
+        )
+    if len(history.restarts_since(moment_s - limits.window_s)) >= limits.max_restarts:
+        return "The loss diverges, and no restart is left in the budget."
+    return ""
+
+
+def _diverged(case: Case, history: History, limits: Limits) -> Decision:
+    if case.lost and case.back is not None:  # the ranks have ended: where the run stops, who starts it again goes back
+        decision = _after_failure(case, history, limits)
+        return replace(decision, reason=f"{decision.reason} {_reason_to_go(case.back)}", back=case.back)
+    if against := against_going_back(history, limits, case.moment_s):
+        return Decision(Action.WATCH, against)
     if case.back is None:
         return Decision(Action.WATCH, "The loss diverges, and no checkpoint from before is near enough to go back to.")
-    if len(history.roll_backs) >= limits.max_roll_backs:
-        return Decision(
-            Action.WATCH,
-            f"The loss diverges again after {len(history.roll_backs)} returns to earlier checkpoints: another batch "
-            "does not help.",
-        )
-    if len(history.restarts_since(case.moment_s - limits.window_s)) >= limits.max_restarts:
-        return Decision(Action.WATCH, "The loss diverges, and no restart is left in the budget.")
-    back = case.back
-    return Decision(
-        Action.ROLL_BACK,
+    return Decision(Action.ROLL_BACK, _reason_to_go(case.back), back=case.back)
+
+
+def _reason_to_go(back: RollBack) -> str:
+    return (
         f"The loss diverges: back to the checkpoint of step {back.to}, and batches {back.first} to {back.last} are "
-        "passed over.",
-        back=back,
+        "passed over."
     )
 
 

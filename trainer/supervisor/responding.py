@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from ..checkpoints.files import set_aside
 from .alarming import alarm_of_decision
 from .attempt import AttemptState
 from .diagnosis import accused_of, ask_hang, check_hosts, end_ranks, refine
+from .history import RollBack
 from .journal import RECOVERY, Record
 from .policy import PLANNED, Accused, Action, Case, Decision, Trigger, applied, decide
+from .rolling_back import way_still_there
 from .saving import save_and_stop
 from .shared import EndAskedError, Shared
 from .watching import Alert
@@ -24,6 +27,8 @@ class Response:
         assert alert.trigger is not None
         self._shared, self._state, self._alert = shared, state, alert
         self._trigger: Trigger = alert.trigger
+        self._back: RollBack | None = None
+        self._gone, self._moved = "", list[str]()
         seen = shared.observer.seen
         self._stalled_at = seen.furthest, seen.stall is not None, len(state.codes)
         opened_ns = seen.furthest_ns or state.began_ns
@@ -37,6 +42,7 @@ class Response:
             if accused is None:
                 return None
             record.times["diagnosis_s"] = round(record.age_s(), 2)
+            self._hold_way()
             self._end_ranks()
             with self._shared.leaving():
                 accused = self._checked(accused)
@@ -44,8 +50,8 @@ class Response:
             self._trigger, accused = Trigger.ASKED, ()
             if not all(self._state.is_still(host) for host in self._state.hosts):
                 self._end_ranks()
-        case = self._shared.case(self._trigger, accused, self._state)
-        decision = self._made_way(decide(case, self._shared.history, self._shared.job.limits))
+        case = self._shared.case(self._trigger, accused, self._state, self._way_left())
+        decision = self._made_way(self._in_earnest(decide(case, self._shared.history, self._shared.job.limits)))
         self._act(case, decision)
         return decision
 
@@ -61,6 +67,12 @@ class Response:
     def _look_closer(self) -> tuple[Accused, ...] | None:
         """Whom the verdict accuses; None where what stood still moves again."""
         shared, state, record = self._shared, self._state, self._record
+        if self._trigger is Trigger.DIVERGED:
+            self._back = shared.way_back(self._trigger)
+            if self._back is None:
+                self._leave("no-way-back", "no way back is found: the ranks go on")
+                return None
+            return ()
         if self._trigger in PLANNED:
             record.verdict = self._alert.verdict
             self._trigger = self._save()
@@ -68,16 +80,20 @@ class Response:
         with shared.leaving():
             accused = self._diagnose()
         if self._trigger is Trigger.STALLED and not accused and self._moves() and not state.lost:
-            record.note("moves-again")
-            record.closed_ns = time.time_ns()
-            shared.journal.write(state.number)
-            shared.say("it moves again: nothing is done")
+            self._leave("moves-again", "it moves again: nothing is done")
             return None
         return accused
 
+    def _leave(self, what: str, sentence: str) -> None:
+        """The job goes on as it is."""
+        self._record.note(what)
+        self._record.closed_ns = time.time_ns()
+        self._shared.journal.write(self._state.number)
+        self._shared.say(sentence)
+
     def _diagnose(self) -> tuple[Accused, ...]:
         shared, state, record = self._shared, self._state, self._record
-        if self._trigger in (Trigger.REFUSED, Trigger.DIVERGED):
+        if self._trigger is Trigger.REFUSED:
             return ()
         if self._trigger is Trigger.HOST_LOST:
             return self._host_is_lost()
@@ -155,18 +171,54 @@ class Response:
                 shared.say(f"{one.host} {'passes' if one.passed_check else 'fails'} its self-check")
         return accused
 
+    def _hold_way(self) -> None:
+        """Set newer checkpoints aside while the ranks still run: one they commit meanwhile would prune the way back."""
+        if self._back is not None and self._shared.job.checkpoints is not None:
+            with contextlib.suppress(OSError):  # it is done again once they have ended
+                self._set_aside(self._shared.job.checkpoints, self._back.to)
+
+    def _set_aside(self, folder: Path, to: int) -> None:
+        self._moved += [path.name for path in set_aside(folder, to)]
+
+    def _way_left(self) -> RollBack | None:
+        """The way back now that the ranks have ended; None, and why, where it is gone."""
+        shared, found = self._shared, self._back
+        if found is None or self._trigger is not Trigger.DIVERGED:
+            return None
+        try:
+            left = way_still_there(found, shared.job, shared.observer.seen, shared.history)
+            why = "is not there any more"
+        except OSError as error:
+            left, why = None, f"cannot be read ({error})"
+        if left is None:
+            self._record.note("no-way-back", to=found.to, set_aside=self._moved)
+            self._gone = (
+                f"The loss diverges, and the checkpoint of step {found.to} {why}: those that are left in "
+                f"{shared.job.checkpoints} may have come after the rise. Choose one before the run is started again."
+            )
+        return left
+
+    def _in_earnest(self, decision: Decision) -> Decision:
+        """What is done once ranks have been ended: their job does not just go on, and never from where it diverged."""
+        if self._gone:
+            return Decision(Action.STOP, self._gone)
+        if decision.action is not Action.WATCH:
+            return decision
+        reason = f"{decision.reason} Its ranks have been ended for it: restarted as it was."
+        return replace(decision, action=Action.RESTART, reason=reason)
+
     def _made_way(self, decision: Decision) -> Decision:
         """Set the checkpoints aside that are not to be resumed from; where that fails, the run has to stop."""
         job, back = self._shared.job, decision.back
         if back is None or job.checkpoints is None:
             return decision
         try:
-            moved = set_aside(job.checkpoints, back.to)
+            self._set_aside(job.checkpoints, back.to)
         except OSError as error:
             reason = f"The loss diverges, and the checkpoints after step {back.to} cannot be set aside ({error})."
             return Decision(Action.STOP, reason)
         batches = [back.first, back.last]
-        self._record.note("rolled-back", to=back.to, batches=batches, set_aside=[path.name for path in moved])
+        self._record.note("rolled-back", to=back.to, batches=batches, set_aside=self._moved)
         return decision
 
     def _act(self, case: Case, decision: Decision) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..checkpoints.files import committed_steps
 from ..skipping import batch_of
@@ -28,6 +29,20 @@ def last_good_step(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS)
         return None
     best = min(ends, key=lambda end: (statistics.median(loss for _, loss in known[end - size : end]), -end))
     return known[best - 1][0]
+
+
+def way_still_there(found: RollBack, job: Job, seen: Seen, history: History) -> RollBack | None:
+    """The same way once the ranks have ended: they went on until then, and may have pruned the checkpoint it leads to.
+
+    An older one takes its place, within the limit; None where there is none. OSError where they cannot be read.
+    """
+    committed = [] if job.checkpoints is None else committed_steps(job.checkpoints)
+    to = next((step for step in committed if step <= found.to), None)
+    if to is None or (to < found.to and (seen.furthest or 0) - to >= job.limits.most_steps_back):
+        return None
+    passed = {*job.skip, *history.passed_over}
+    last = found.last if seen.furthest is None else max(found.last, batch_of(seen.furthest, passed))
+    return replace(found, to=to, first=batch_of(to, passed), last=last)
 
 
 def way_back(job: Job, seen: Seen, history: History) -> RollBack | None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from ...collectors.alarms.teller import Teller
 from .attempt import AttemptState
 from .fencing import spares_of
-from .history import History, save_history
+from .history import History, RollBack, save_history
 from .hub import Hub, Node
 from .job import Job
 from .journal import Journal
 from .observing import Observer
-from .policy import Accused, Case, Trigger
+from .policy import Accused, Case, Trigger, against_going_back
 from .recovery import Recovery
 from .rolling_back import way_back
 
@@ -93,9 +93,14 @@ class Shared:
         resumed = self.job.resumed_step() if furthest is None else 0
         return resumed - 1 if resumed else furthest
 
-    def case(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState) -> Case:
+    def way_back(self, trigger: Trigger) -> RollBack | None:
+        """Where to go back to from a loss that diverges; None where there is no such place, or it is not allowed."""
+        if trigger is not Trigger.DIVERGED or against_going_back(self.history, self.job.limits, time.time()):
+            return None
+        return way_back(self.job, self.observer.seen, self.history)
+
+    def case(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState, back: RollBack | None) -> Case:
         """An incident as it stands now."""
-        may_go_back = trigger is Trigger.DIVERGED and self.job.limits.roll_back
         return Case(
             trigger=trigger,
             moment_s=time.time(),
@@ -104,7 +109,7 @@ class Shared:
             lost=frozenset(state.lost),
             spares=len(self.spares()),
             skip=self.job.skip,
-            back=way_back(self.job, self.observer.seen, self.history) if may_go_back else None,
+            back=back,
         )
 
     def keep(self, history: History) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Detector(StrEnum):
-    """The detectors, by name; their thresholds are in `detectors.THRESHOLDS`."""
+    """The detectors, by name; their thresholds are in `thresholds.THRESHOLDS`."""
 
     MISSED_HEARTBEAT = "missed-heartbeat"
     SLOW_RANK = "slow-rank"

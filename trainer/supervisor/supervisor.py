@@ -207,7 +207,7 @@ class Supervisor:
         in_time = last is not None and last < self.job.steps
         if trigger is not Trigger.DIVERGED and not in_time:
             return False
-        case = self.shared.case(trigger, accused, state)
+        case = self.shared.case(trigger, accused, state, self.shared.way_back(trigger))
         return decide(case, self.history, self.job.limits).action is not Action.WATCH
 
     def _progress(self) -> None:

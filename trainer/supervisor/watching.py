@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...collectors.incidents.question import Question
+from ...profiler.exits import exit_words
 from .accusing import accused_by_stragglers, network_signs
 from .attempt import AttemptState
 from .detectors import accuses, device_errors, signs_of
@@ -109,8 +110,7 @@ class Watcher:
                 said = next((text for text in state.said.values() if text), "").strip().splitlines()
                 return Alert(Trigger.REFUSED, said[-1] if said else "the ranks end with a usage error")
             rank, code = min(state.failed.items(), key=lambda item: (item[1], item[0]))
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return Alert(Trigger.EXITED, f"rank {rank} {how}")
+            return Alert(Trigger.EXITED, f"rank {rank} {exit_words(code)}")
         if state.has_ended_well:
             return Alert(None, "all ranks have ended in order")
         return None

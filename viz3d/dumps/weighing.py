@@ -69,7 +69,7 @@ def weigh(
     if any(root.is_suspicion for root in still):
         why = "more than one rank may have been the first to stop, and nothing tells which"
     elif any(root.kind in IDLE for root in still):
-        idle = {rank for root in still for rank in root.ranks}
+        idle = {rank for root in still if root.kind in IDLE for rank in root.ranks}
         told = [_told(one) for one in doubted if one.rank in idle]
         why = "; ".join([_idle(sorted(idle)), *told])
         suspects = _who_did_not_answer(snapshot, answered, [one for one in doubted if one.rank in idle])

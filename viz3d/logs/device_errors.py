@@ -6,6 +6,7 @@ import re
 
 from ..verdict import Abstention, plain_utc
 from .facts import DeviceError, LogEvidence, Place, Speaker
+from .speakers import NOBODY
 
 _BROKEN = re.compile(
     r"\b(CUDA_ERROR_(?:CONTAINED|NVLINK_UNCORRECTABLE|ECC_UNCORRECTABLE|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|"
@@ -33,7 +34,13 @@ def first_device_error(evidence: LogEvidence) -> list[Abstention]:
     whose = "" if rank is None else f" of rank {rank}"
     where = "" if host is None else f" on {host}"
     at = "" if first.moment_ns is None else f" at {plain_utc(first.moment_ns)}"
-    others = len(evidence.device_errors) - 1
-    more = f"; {others:,} others told one" if others else ""
+    others = len({_who(one) for one in evidence.device_errors} - {_who(first), NOBODY})
+    more = f"; {others:,} other{'s' if others > 1 else ''} told one" if others else ""
     told = f"the first error of a device is {first.name}{whose}{where}{at}: {first.text} ({first.place}){more}"
     return [Abstention("devices", told)]
+
+
+def _who(error: DeviceError) -> Speaker:
+    """A rank is one speaker, whatever else its lines tell of it."""
+    rank = error.speaker.rank
+    return error.speaker if rank is None else Speaker(rank)

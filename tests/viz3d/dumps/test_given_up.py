@@ -49,6 +49,18 @@ def test_what_a_source_may_be_done_with_alone_is_not_judged(tmp_path: Path) -> N
     assert "gloo does not tell the two apart" in " ".join(one.reason for one in verdict.abstained)
 
 
+def test_only_who_is_idle_is_said_to_have_no_collective_in_flight(tmp_path: Path) -> None:
+    """Rank 2 is idle and may wait; rank 7, of another group, stands in what its peers are done with."""
+    found = job(name="broadcast")
+    found.groups = {**found.groups, "3": ("tp", (4, 5, 6, 7))}
+    for rank in range(4, 8):
+        found.calls[rank] = [Call("3", 1), Call("3", 2, done=rank != 7)]
+    verdict = verdict_of(tmp_path, found, range(8))
+    assert {(one.ranks, str(one.kind)) for one in verdict.culprits} == {((2,), "host-stuck"), ((7,), "library")}
+    reasons = " ".join(one.reason for one in verdict.abstained)
+    assert "rank 2 has no collective in flight" in reasons
+
+
 def test_nccl_says_what_failed_so_that_an_idle_rank_is_the_root(tmp_path: Path) -> None:
     verdict = verdict_of(tmp_path, job(Job, name="broadcast"))
     assert verdict.verdict == State.HANG
