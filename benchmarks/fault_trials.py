@@ -20,7 +20,7 @@ three more to hold them against: the fewest hosts on which a slow network card c
 
 LAYOUTS = {MIXED: {"pp": 2, "dp": 2}, LONG: {"pp": 2, "dp": 2}, REPLICAS: {"dp": 4}, RING: {"pp": 5, "chunks": 2}}
 RANKS_PER_HOST = {MIXED: 2, LONG: 2, REPLICAS: 2, RING: 1}
-STEPS = {MIXED: 70, LONG: 140, REPLICAS: 500, RING: 300}
+STEPS = {MIXED: 70, LONG: 240, REPLICAS: 500, RING: 300}
 """Steps of the trainings: to find what is slow, to save ahead, and to see from outside how far they are takes time."""
 
 
