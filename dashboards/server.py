@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8321
 THREADS = 8
 SHORTEST_TOKEN = 16
+SPILL_BYTES = 2**30
+"""Waitress spills a larger answer to a file, which it leaks where the reader hangs up; ours is in memory anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def open_server(
         threads=THREADS,
         ident="megascope",
         clear_untrusted_proxy_headers=True,
+        outbuf_overflow=SPILL_BYTES,
     )
     bound = int(listening.getsockname()[1])
     query = "?" + urlencode({"token": token}) if token else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
+import time
 import urllib.request
 from pathlib import Path
 
@@ -199,3 +201,21 @@ def test_large_answers_are_compressed_for_who_takes_that(store: Store, monkeypat
     assert gzip.decompress(squeezed.data) == plain.data
     for refusing in ({}, {"Accept-Encoding": "gzip;q=0, identity"}):
         assert client.get("/data/curves", headers=refusing).data == plain.data
+
+
+def temporary_files() -> set[str]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(str(entry.readlink()))
+    return {one for one in found if one.endswith("(deleted)")}
+
+
+def test_a_large_answer_that_nobody_reads_waits_in_no_file(slow_store: Path) -> None:
+    before = temporary_files()
+    with background_server(slow_store) as server, socket.create_connection(("127.0.0.1", server.port)) as reader:
+        path = "/_dash-component-suites/plotly/package_data/plotly.min.js"
+        reader.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+        assert reader.recv(15) == b"HTTP/1.1 200 OK"
+        time.sleep(0.5)
+        assert temporary_files() <= before
