@@ -155,7 +155,8 @@ class Agent:
                     break
                 time.sleep(min(self.settings.poll_s, 0.1))
             else:
-                self._stop.wait(0 if self.is_behind else self.settings.poll_s)
+                pauses = [self.settings.poll_s, *(run.pause_s for run in self.runs.values())]
+                self._stop.wait(0 if self.is_behind else min(pauses))
             self.poll()
         self._drain_rest()
         if not self._stop.is_set() and not self.runs:
@@ -196,8 +197,8 @@ class Agent:
         if self._metrics is not None:
             self._metrics.show(self.runs, self._quota)
         is_much = sum(run.pending_spans for run in self.runs.values()) >= FLUSH_FROM_SPANS
-        has_ended = any(attempt.is_over for run in self.runs.values() for attempt in run.attempts.values())
-        if flush or has_ended or is_much or self.is_behind or self._flush_timer.is_due():
+        is_urgent = any(run.is_urgent for run in self.runs.values())
+        if flush or is_urgent or is_much or self.is_behind or self._flush_timer.is_due():
             self.flush()
         if self._catalog_is_stale and self._catalog_timer.is_due():
             self._write_catalog()

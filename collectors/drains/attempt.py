@@ -11,7 +11,7 @@ from typing import Any
 
 from ...profiler.errors import FormatError
 from ...profiler.host import host_name
-from ..incidents.incidents import SNAPSHOT_GAP_S, Incident, IncidentKind, IncidentWatch
+from ..incidents.incidents import SNAPSHOT_GAP_S, Incident, IncidentWatch
 from ..incidents.phases import PhaseBoard
 from ..rollups.drain import RollupDrain
 from ..spool.event_rows import SpanArrays, event_rows
@@ -69,7 +69,7 @@ class AttemptDrain:
         self._start_ns: int | None = known.get("start_ns")
         name = f"{run}/{attempt}/{host_name()}"
         self._board = None if store is None else PhaseBoard(store, run, attempt, host_name(), stall_s / TOLD_EARLIER)
-        self._incidents = IncidentWatch(name, stall_s, SNAPSHOT_GAP_S, known.get("incidents"), self._board)
+        self.watch = IncidentWatch(name, stall_s, SNAPSHOT_GAP_S, known.get("incidents"), self._board)
         self._unreadable: dict[Path, int] = {}
         self._given_up = set() if given_up is None else given_up
         self._described = -1
@@ -82,7 +82,7 @@ class AttemptDrain:
         self._staged = {rank.path.name: rank.state() for rank in self.ranks if rank.header is not None}
         return {
             "boxes": {**self._boxes, **self._staged},
-            "incidents": self._incidents.state(),
+            "incidents": self.watch.state(),
             "start_ns": self._start_ns,
             "over": self.is_over,
         }
@@ -115,12 +115,7 @@ class AttemptDrain:
     @property
     def incidents(self) -> list[Incident]:
         """What was noticed on this host; whoever responds to one notes it there."""
-        return self._incidents.incidents
-
-    @property
-    def stalls(self) -> int:
-        """How often the ranks of this host have come to a stand so far."""
-        return sum(one.kind == IncidentKind.STALLED for one in self._incidents.incidents)
+        return self.watch.incidents
 
     def is_left_over(self) -> bool:
         """Whether an earlier agent committed all of this and died before it could delete it."""
@@ -162,18 +157,18 @@ class AttemptDrain:
         self._describe()
         if self._board is not None:
             self._board.watch(self.ranks, self.now_ns)
-        self._incidents.check(self.ranks, self.outbox, self.now_ns)
+        self.watch.check(self.ranks, self.outbox, self.now_ns)
         for rank in self.ranks:
-            self._beats.look(rank, samples[rank], self.now_ns, is_due=heartbeat)
+            self._beats.look(rank, samples[rank], self.now_ns, is_due=heartbeat or self.watch.has_news)
         self.is_over = drain and self._is_over()
         cost = self._overhead.take(is_over=self.is_over)
         self.add_health([{"host": host_name(), "device": None, **row} for row in cost])
         if self.is_over:
-            self._incidents.close_all(self.now_ns)
+            self.watch.close_all(self.now_ns)
             reason = worst_exit(self._metadata(), died=any(rank.died for rank in self.ranks))
             if self._metadata():
                 self.outbox.put("runs", run_row(self._metadata(), self._first_moment_ns(), self._end_ns(), reason))
-        self.outbox.put("incidents", Whole(self._incidents.rows()))
+        self.outbox.put("incidents", Whole(self.watch.rows()))
 
     def _look(self, rank: RankDrain, most: int) -> ProcessSample | None:
         """Read what is new of one rank; None where nothing could be read. A box full of nonsense is left alone."""

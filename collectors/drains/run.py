@@ -31,6 +31,9 @@ being written. What a poll copies of one ring at a time has 128 bytes a record, 
 MOST_SPANS_AT_ONCE = 250_000
 """Spans that one poll takes out of the boxes of an attempt: while the store can be written, no more are in memory."""
 
+HASTE_S = 0.1
+"""Between two polls, for the few seconds from a stall to its verdict."""
+
 
 class RunDrain:
     """Drains one run. Only one agent at a time may: `open` returns None where another one holds the run's lock."""
@@ -78,6 +81,17 @@ class RunDrain:
         return any(attempt.is_active or attempt.is_over or attempt.pending_spans for attempt in self.attempts.values())
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether the last poll brought what is to be committed at once: an end, a snapshot, a verdict."""
+        return any(attempt.is_over or attempt.watch.has_news for attempt in self.attempts.values())
+
+    @property
+    def pause_s(self) -> float:
+        """So long the next poll may be away: not long where a stall was noticed a moment ago, and is to be judged."""
+        pressing = any(attempt.watch.is_pressing(attempt.now_ns) for attempt in self.attempts.values())
+        return HASTE_S if pressing else float("inf")
+
+    @property
     def changed_ns(self) -> int:
         """Monotonic moment at which any box was last seen to change."""
         return max((attempt.changed_ns for attempt in self.attempts.values()), default=0)
@@ -118,7 +132,7 @@ class RunDrain:
             most = min(MOST_SPANS_AT_ONCE, MOST_PENDING_SPANS - self.pending_spans)
             try:
                 attempt.poll(heartbeat=heartbeat, most=max(0, most))
-                self._dumps_of(attempt).poll(attempt.stalls, _hosts(attempt), is_last=attempt.is_over)
+                self._dumps_of(attempt).poll(attempt.watch.stalls, _hosts(attempt), is_last=attempt.is_over)
                 self._respond(attempt)
             except OSError as error:
                 attempt.say(f"{attempt.folder} cannot be read now ({error}): trying again.")

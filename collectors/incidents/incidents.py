@@ -15,8 +15,12 @@ from .endings import NOTICED, Endings
 from .phases import PhaseBoard
 from .stall_pace import StallPace
 
-SNAPSHOT_GAP_S = 2.5
-"""Between the two snapshots of an incident: only what is unchanged in both is stuck, not slow."""
+SNAPSHOT_GAP_S = 1.5
+"""Between the two snapshots of an incident, of which the first one comes after seconds of standing still: only what is
+unchanged in both is stuck, not slow. The second one is later than `patience.STUCK_S`, so that it may be judged."""
+
+JUDGED_WITHIN_NS = 5 * 10**9
+"""So soon after its opening a stall is judged, where nothing is in the way."""
 
 SOURCE = "own"
 
@@ -65,7 +69,10 @@ class Incident:
 
 
 class IncidentWatch:
-    """Watches the ranks of one attempt on this host."""
+    """Watches the ranks of one attempt on this host.
+
+    ``has_news``: a snapshot was taken in the last check, or a verdict written since the one before; others wait for it.
+    """
 
     def __init__(
         self,
@@ -80,6 +87,9 @@ class IncidentWatch:
         self.incidents = [Incident(**values) for values in (state or {}).get("incidents", ())]
         self._noted: set[str] = set((state or {}).get("noted", ()))
         self._endings = Endings()
+        self._marks: list[tuple[str, int, str | None]] = []
+        self._look_for_news()
+        self.has_news = False
 
     def state(self) -> dict[str, Any]:
         """For a later agent."""
@@ -88,6 +98,25 @@ class IncidentWatch:
             "noted": sorted(self._noted),
             "pace": self._pace.state(),
         }
+
+    @property
+    def stalls(self) -> int:
+        """How often the ranks of this host have come to a stand so far."""
+        return sum(one.kind == IncidentKind.STALLED for one in self.incidents)
+
+    def _look_for_news(self) -> None:
+        marks = [(one.incident, one.snapshots, one.verdict) for one in self.incidents]
+        self.has_news, self._marks = marks != self._marks, marks
+
+    def is_pressing(self, now: int) -> bool:
+        """Whether a stall was opened a moment ago and has no verdict yet. ``now``: as for `check`."""
+        return any(
+            one.kind == IncidentKind.STALLED
+            and one.closed_ns is None
+            and one.verdict is None
+            and now - one.opened_ns < JUDGED_WITHIN_NS
+            for one in self.incidents
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of ``incidents``."""
@@ -102,6 +131,7 @@ class IncidentWatch:
             is_due = incident.snapshots == 0 or (incident.snapshots == 1 and now - incident.snapshot_ns >= self._gap_ns)
             if incident.closed_ns is None and is_due:
                 self._snapshot(incident, ranks, outbox, now)
+        self._look_for_news()
 
     def close_all(self, closed_ns: int) -> None:
         """The attempt is over."""

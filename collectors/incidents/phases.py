@@ -24,6 +24,9 @@ FOLDER = "_phases"
 TOLD_KINDS = PHASES
 """Work that may well take long while ranks of other hosts wait. Not loading data: that is a finding."""
 
+SLOW_KINDS = PHASES | {SegmentKind.DATA}
+"""Work that takes long once in a while and makes all others wait; so does everything before the first step is done."""
+
 ALL_WORK = frozenset(SegmentKind) - WAITING_KINDS
 """Before a job's first steps are done all of it is told: nobody knows how long that takes."""
 
@@ -78,7 +81,7 @@ class PhaseBoard:
                 continue
             flights = rank.flights()
             waits = any(one["kind"] in WAITING_KINDS for one in flights)
-            for one in flights:
+            for one in held_in(flights):
                 is_beside = waits and one["kind"] == SegmentKind.CHECKPOINT
                 if one["kind"] in kinds and not is_beside and now_ns - one["begun_ns"] >= self._tell_after_ns:
                     found[str(one["segment"])] += one is own_work(flights)
@@ -129,6 +132,20 @@ class PhaseBoard:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
             self._folder.parent.rmdir()
+
+
+def held_in(flights: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What a rank may rest in, of all that it has open: who waits for others inside an evaluation is not evaluating,
+    whichever of the two began first. A checkpoint that began last of all may be written by a thread beside that."""
+    waits = [one["begun_ns"] for one in flights if one["kind"] in WAITING_KINDS and one.get("waiting")]
+    if not waits:
+        return list(flights)
+    last = max(waits)
+    return [
+        one
+        for one in flights
+        if one["kind"] not in SLOW_KINDS or (one["kind"] == SegmentKind.CHECKPOINT and one["begun_ns"] > last)
+    ]
 
 
 def own_work(flights: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -35,7 +35,8 @@ class Answer:
 class Question:
     """One child that runs ``megascope VERB STORE --json ...``; its caller looks for the answer with `poll`.
 
-    ``niceness``: it gets this one where the caller's own is less. ``problem``: why it could not be started.
+    ``niceness``: it gets this one where the caller's own is less. ``problem``: why it could not be started. One that
+    ``waits`` imports what it needs, and reads nothing of the store before `ask`.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Question:
         *more: str,
         timeout_s: float = TIMEOUT_S,
         niceness: int = 0,
+        waits: bool = False,
     ) -> None:
-        self._verb, self._timeout_s, self._began = verb, timeout_s, time.monotonic()
-        command = [sys.executable, "-P", "-m", "megascope", verb, str(store.absolute())]  # it runs in another folder
+        self._verb, self._timeout_s, self._began, self._waits = verb, timeout_s, time.monotonic(), waits
+        module = "megascope.ready" if waits else "megascope"
+        command = [sys.executable, "-P", "-m", module, verb, str(store.absolute())]  # it runs in another folder
         command += ["--run", run, "--attempt", str(attempt), "--json", *more]
         self.problem: str | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -59,7 +62,7 @@ class Question:
             self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
                 stdout=self._out,
                 stderr=self._err,
                 start_new_session=True,
@@ -72,8 +75,17 @@ class Question:
             self.problem = f"{verb} cannot be asked ({error})"
             self.close()
 
+    def ask(self) -> None:
+        """Let one that waits begin. One that has ended meanwhile tells why with the next `poll`."""
+        self._waits, self._began = False, time.monotonic()
+        if self._child is not None and self._child.stdin is not None:
+            with contextlib.suppress(OSError), self._child.stdin as line:
+                line.write(b"\n")
+
     def poll(self) -> Answer | None:
         """The answer, once; None while there is none. A child that takes too long is killed."""
+        if self._waits and self._child is not None:
+            return None
         took_s = time.monotonic() - self._began
         if self._child is None:
             return Answer(None, self.problem, took_s)
@@ -94,9 +106,11 @@ class Question:
                 os.killpg(self._child.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel: nobody waits for it
                 self._child.wait(AFTER_KILL_S)
-        for file in (self._out, self._err):
+        line = None if self._child is None else self._child.stdin
+        for file in (self._out, self._err, line):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):
+                    file.close()
 
 
 def _content(file: IO[bytes] | None) -> str:

@@ -27,8 +27,8 @@ from .stacks import StackTaker
 log = logging.getLogger(__name__)
 
 MOST_DIAGNOSES = 8
-FIRST_AFTER_NS = int(0.5e9)
-"""After the second snapshot: what was seen is then in the store, or will be at the next try."""
+FIRST_AFTER_NS = int(0.2e9)
+"""After the second snapshot, which the agent commits at once: what was seen is then in the store."""
 
 AGAIN_AFTER_NS = 3 * 10**9
 MOST_APART_NS = 60 * 10**9
@@ -88,6 +88,7 @@ class Responder:
                 self._asked = None
         if not any(one.closed_ns is None and one.kind == IncidentKind.STALLED for one in incidents):
             self._claim.give_free()
+            self._diagnoser.rest()
         by_name = {incident.incident: incident for incident in incidents}
         self._note_alarms(by_name, now)
 
@@ -107,7 +108,11 @@ class Responder:
             self._stacks.ask(ranks)
         for rank, method, stack in self._stacks.take():
             incident.note("stack", now, rank=rank, method=method, stack=stack)
-        if incident.snapshots < 2 or case.is_settled or case.diagnoses >= MOST_DIAGNOSES:
+        if case.is_settled or case.diagnoses >= MOST_DIAGNOSES:
+            return
+        if incident.snapshots < 2:
+            if self._may_diagnose():
+                self._diagnoser.prepare(self._run, self._attempt)
             return
         if case.due_ns is None:
             case.due_ns = now + FIRST_AFTER_NS

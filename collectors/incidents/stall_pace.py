@@ -20,10 +20,7 @@ from ..patience import (
     is_program,
 )
 from ..spool.rank_drain import RankDrain
-from .phases import PhaseBoard, only_waits, own_work
-
-SLOW_KINDS = PHASES | {SegmentKind.DATA}
-"""Work that takes long once in a while and makes all others wait; so does everything before the first step is done."""
+from .phases import SLOW_KINDS, PhaseBoard, held_in, only_waits, own_work
 
 STEPS = 3
 TIMES_LONGEST = 2
@@ -69,7 +66,7 @@ class StallPace:
         if quiet_ns < min(_REST_NS, self._stall_ns):
             self._learn()
             return quiet_ns, self._stall_ns
-        flights = [flight for rank in ranks if not rank.is_ended for flight in _held_in(rank.flights())]
+        flights = [flight for rank in ranks if not rank.is_ended for flight in held_in(rank.flights())]
         phases = self._phases_elsewhere(ranks, quiet_ns)
         if self._resting[1] > quiet_ns:  # it moved since, and rests again
             self._learn()
@@ -153,13 +150,6 @@ class StallPace:
             if step > max(before, first[0] + WARM_UP_STEPS) and start_ns > before_ns:
                 self._steps.append((start_ns - before_ns) // (step - before))
             self._seen[rank.rank] = step, start_ns
-
-
-def _held_in(flights: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What a rank may rest in, of all that it has open: who waits for others inside an evaluation is not evaluating."""
-    waits = [one["begun_ns"] for one in flights if one["kind"] in WAITING_KINDS and one.get("waiting")]
-    last = max(waits, default=None)
-    return [one for one in flights if last is None or one["kind"] not in SLOW_KINDS or one["begun_ns"] > last]
 
 
 def _work(flights: Sequence[Mapping[str, Any]]) -> frozenset[str]:

@@ -75,7 +75,7 @@ class AttemptWatch:
             for action in one.actions
             if action["action"] == "noticed-death" and one.kind == IncidentKind.RANK_DIED
         }
-        self._deaths, self._stalls = max(self._deaths, len(deaths)), attempt.stalls
+        self._deaths, self._stalls = max(self._deaths, len(deaths)), attempt.watch.stalls
         self._open = dict.fromkeys(map(str, IncidentKind), 0)
         for one in attempt.incidents:
             if one.closed_ns is None and one.kind in self._open:

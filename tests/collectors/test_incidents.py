@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 
 from megascope.cli import main
+from megascope.collectors import patience
 from megascope.collectors.agent.agent import Agent
+from megascope.collectors.drains.run import HASTE_S
 from megascope.collectors.incidents.diagnosing import Diagnoser
-from megascope.collectors.incidents.incidents import MOST_ACTIONS, Incident
+from megascope.collectors.incidents.incidents import MOST_ACTIONS, SNAPSHOT_GAP_S, Incident
 from megascope.collectors.incidents.question import read_answer
 from megascope.collectors.incidents.responding import alarm_of_verdict, sentence_of
 from megascope.profiler.errors import MegascopeError
@@ -131,6 +135,34 @@ def test_a_stall_that_ends_by_itself_says_so(recorder: Open, agent: Callable[...
     assert incident["closed_ns"] > incident["opened_ns"]
 
 
+def test_the_second_snapshot_is_late_enough_for_a_firm_verdict() -> None:
+    assert patience.STALL_S + SNAPSHOT_GAP_S > patience.STUCK_S
+
+
+def test_what_a_verdict_is_read_from_is_committed_at_once_and_so_is_the_verdict(
+    recorder: Open, agent: Callable[..., Agent], store_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megascope.collectors.drains.attempt.SNAPSHOT_GAP_S", 0.1)
+    monkeypatch.setattr("megascope.collectors.incidents.incidents.JUDGED_WITHIN_NS", 600 * 10**9)
+    rank, watcher = recorder(), agent(stall_s=STALL_S, flush_s=600.0, heartbeat_s=600.0, poll_s=5.0)
+    warm(rank, watcher)
+    rank.begin(rank.segment("forward"))
+    (run,) = watcher.runs.values()
+    assert run.pause_s > 5
+    assert rest(watcher, 3 * STALL_S) == ["stalled"]
+    assert run.pause_s == HASTE_S, "it is to be judged soon"
+    (incident,) = [one for each in run.attempts.values() for one in each.incidents]
+    while incident.snapshots < 2:
+        rest(watcher, 0.1)
+    looks = [one["moment_ns"] for one in incident.actions if one["action"] == "snapshot"]
+    assert {one["snapshot"] for one in read_table(store_root, "in_flight")} == {1, 2}
+    assert max(one["moment_ns"] for one in read_table(store_root, "heartbeats")) >= looks[1]
+    incident.verdict = "{}"
+    watcher.poll()
+    assert [one["verdict"] for one in read_table(store_root, "incidents")] == ["{}"]
+    assert run.pause_s > 5
+
+
 @pytest.mark.timeout(90)
 def test_within_seconds_of_a_stall_the_store_has_the_verdict_and_somebody_was_told(
     processes: Processes, spool: Path, store_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +230,40 @@ def test_a_diagnosis_that_fails_says_why(tmp_path: Path) -> None:
     assert answer.verdict is None
     assert "hang gave no verdict: megascope: " in answer.problem
     assert not diagnoser.is_busy
+
+
+def test_a_child_that_waits_reads_nothing_before_it_is_asked(tmp_path: Path) -> None:
+    diagnoser = Diagnoser(tmp_path / "no store", timeout_s=0.0)
+    diagnoser.prepare("run", 0)
+    assert not diagnoser.is_busy
+    assert diagnoser.poll() is None
+    assert diagnoser.start("run", 0) is None
+    answer = diagnoser.poll()
+    assert answer is not None
+    assert answer.problem == "hang gave no verdict within 0 s", "counted from the question on"
+    patient = Diagnoser(tmp_path / "no store")
+    patient.prepare("run", 0)
+    patient.prepare("run", 0)
+    assert patient.start("run", 0) is None
+    answer = wait_for(patient.poll, 60, "an answer")
+    assert "hang gave no verdict: megascope: " in answer.problem
+
+
+def test_a_child_of_which_nothing_is_asked_is_ended(tmp_path: Path) -> None:
+    diagnoser = Diagnoser(tmp_path / "no store")
+    diagnoser.prepare("run", 0)
+    assert diagnoser._ready is not None
+    child = diagnoser._ready._child
+    assert child is not None
+    diagnoser.rest()
+    assert child.poll() == -signal.SIGKILL
+    assert diagnoser.poll() is None
+
+
+def test_without_a_question_nothing_is_run() -> None:
+    command = [sys.executable, "-P", "-m", "megascope.ready", "hang", "nowhere"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_a_diagnosis_that_takes_too_long_is_killed(tmp_path: Path) -> None:

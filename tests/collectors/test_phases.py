@@ -121,6 +121,16 @@ def test_a_checkpoint_that_is_written_beside_training_excuses_nobody(hosts: tupl
     assert rest(hosts, 3 * STALL_S)[1] == ["stalled"]
 
 
+def test_who_waits_in_an_evaluation_excuses_nobody(hosts: tuple[Host, Host]) -> None:
+    """Be it for an operation that was issued before the evaluation began."""
+    first, second = hosts[0].recorder, hosts[1].recorder
+    issued = collective(first, 1, wait=False)
+    first.begin(first.segment("evaluate", SegmentKind.EVAL))
+    first.wait_begin(issued)
+    collective(second, 1, wait=False)
+    assert rest(hosts, 3 * STALL_S) == [["stalled"], ["stalled"]]
+
+
 def test_what_a_host_that_is_gone_told_runs_out(hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "LEASE_S", 0.3)
     first, second = hosts[0].recorder, hosts[1].recorder

@@ -32,7 +32,13 @@ class Slow:
     def __init__(self, *_: object) -> None:
         self.is_busy = False
         self.answer: Answer | None = None
-        self.starts = 0
+        self.starts = self.prepared = self.rests = 0
+
+    def prepare(self, *_: object) -> None:
+        self.prepared += 1
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def start(self, *_: object) -> None:
         self.is_busy = True
@@ -111,6 +117,23 @@ def test_while_one_host_diagnoses_for_minutes_no_other_does(
     first.judge()
     advance(clock, 180, first, second)
     assert (first.diagnoser.starts, second.diagnoser.starts) == (1, 0), "it is judged, and stays so"
+
+
+def test_who_will_diagnose_prepares_for_it_and_drops_that_where_the_job_moves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    first, second = two(tmp_path, monkeypatch, clock, "true", "true")
+    for host in (first, second):
+        host.incident.snapshots = 1
+    advance(clock, 1, first, second)
+    assert first.diagnoser.prepared > 0
+    assert second.diagnoser.prepared == first.diagnoser.starts == first.diagnoser.rests == 0
+    first.incident.snapshots = 2
+    advance(clock, 1, first)
+    assert (first.diagnoser.starts, first.diagnoser.rests) == (1, 0)
+    first.incident.closed_ns = 1
+    advance(clock, 0.5, first)
+    assert first.diagnoser.rests == 1
 
 
 def test_a_host_that_died_while_it_diagnosed_is_replaced(

@@ -38,6 +38,16 @@ def test_the_time_worked_is_kept_where_it_is_known() -> None:
     assert "worked_ns" not in unknown, "not known is not none"
 
 
+def test_a_rank_s_own_tokens_are_kept_where_they_are_told() -> None:
+    steps = StepRows(BASE_NS)
+    for step, tokens in enumerate((4096, None, 0.5, 512.0)):
+        steps.add_step({"step": step, "start_ns": 5 + step, "duration_ns": 1})
+        steps.add_metrics({"step": step, "loss": 1.0} | ({} if tokens is None else {"rank_tokens": tokens}))
+    found = _newest(steps.take(3, ended=True))
+    assert [row.get("rank_tokens") for row in found.values()] == [4096, None, None, 512]
+    assert steps.rejected == 1, "half a token is none"
+
+
 def test_the_last_step_comes_with_the_end() -> None:
     steps = StepRows(BASE_NS)
     steps.add_step({"step": 4, "start_ns": 5, "duration_ns": 7})
