@@ -37,7 +37,8 @@ class SegmentCells:
     ``total_ms`` and ``count`` are [C, R, S] by chunk, rank and step, NaN and 0 where nothing was measured;
     ``first_ns`` and ``last_ns`` are the start of the first and the end of the last span, [R, S], as float64
     nanoseconds after ``base_ns``, on each recording host's clock. Where ``step_width`` is not 1, a column stands for so
-    many steps from the given one on, and totals and counts are averages per step.
+    many steps from the given one on, and totals and counts are averages per step. ``scale`` [C, R, S] is what the
+    totals were divided by, where ranks had unequally many tokens.
     """
 
     name: str
@@ -50,6 +51,7 @@ class SegmentCells:
     last_ns: FloatArray
     base_ns: int
     step_width: int = 1
+    scale: FloatArray | None = None
 
     def per_span_ms(self) -> FloatArray:
         """Mean over the spans of a step, [R, S]."""

@@ -69,11 +69,12 @@ class Stretch:
 
 class Cores:
     """What ranks worked and took in compute and optimizers, read when somebody is to be accused. ``seen`` is as it was
-    observed: whatever makes unequal work comparable leaves ``worked_ns`` as it is."""
+    observed: what makes unequal work comparable leaves ``worked_ns`` as it is, unless that is ``per_token`` too."""
 
-    def __init__(self, store: Store, attempt: Attempt, seen: Observations) -> None:
-        self._store, self._attempt, self._seen = store, attempt, seen
+    def __init__(self, store: Store, attempt: Attempt, seen: Observations, *, per_token: bool = False) -> None:
+        self._store, self._attempt, self._seen, self._per_token = store, attempt, seen, per_token
         self._times: FloatArray | None = None
+        self._told: dict[int, bool] = {}
 
     def explains(
         self, rank: int, peers: Sequence[int], segment: str, kind: str, steps: tuple[int, int], excess_ms: float,
@@ -85,9 +86,9 @@ class Cores:
         Of compute and optimizers by time. Other work is not in ``worked_ns``: it is explained where the rank's compute
         is stretched beyond its peers' by half of its ratio (as a logarithm).
         """
-        if self._times is None:
+        if self._times is None and self._is_told(rank):
             self._times = self._load()
-        if not np.isfinite(self._times[0, np.searchsorted(self._seen.ranks, rank)]).any():
+        if self._times is None or not np.isfinite(self._times[0, np.searchsorted(self._seen.ranks, rank)]).any():
             return None
         columns = np.flatnonzero((self._seen.steps >= steps[0]) & (self._seen.steps <= steps[1]))
         own, like = self._beside(self._times, rank, peers, columns)
@@ -120,6 +121,14 @@ class Cores:
         like = [np.where(2 * np.isfinite(one).sum(axis=0) >= len(one), column_median(one), np.nan) for one in theirs]
         return values[:, row, columns], np.stack(like)
 
+    def _is_told(self, rank: int) -> bool:
+        """Whether a rank told what it worked in any step: in a fleet that is asked in a fiftieth of the time that it
+        takes to look at the steps of all ranks."""
+        if rank not in self._told:
+            sql = f"SELECT 1 AS told FROM steps WHERE rank = {rank} AND worked_ns > 0 LIMIT 1"
+            self._told[rank] = self._store.query(sql, attempt=self._attempt).num_rows > 0
+        return self._told[rank]
+
     def _load(self) -> FloatArray:
         """Times worked and taken, [2, R, C] in ms a step; both NaN where either is not known."""
         seen = self._seen
@@ -129,7 +138,8 @@ class Cores:
             return np.full((2, *worked.shape), np.nan)
         worked[np.isin(seen.ranks, self._on_devices())] = np.nan
         taken = np.where(np.isfinite(worked), total_work(cells, seen.placement.roles(seen.ranks)), np.nan)
-        return np.stack([np.where(np.isfinite(taken), worked, np.nan), taken])
+        times = np.stack([np.where(np.isfinite(taken), worked, np.nan), taken])
+        return times / seen.tokens.beside if self._per_token and seen.tokens is not None else times
 
     def _on_devices(self) -> list[int]:
         """Ranks whose work a device times: what runs there waits for no core, whatever their hosts do."""

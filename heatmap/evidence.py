@@ -17,10 +17,11 @@ def gather_evidence(
 ) -> tuple[Evidence, ...]:
     """Own time beside the peers', the ratio, and whether the others waited; if brief, the ratio alone.
 
-    What has no answer is left out.
+    Where ranks were compared per token, time per token stands for the first two. What has no answer is left out.
     """
     peers = ranks_condition("e.rank", finding.peers, placement, attempt)
-    built = (_ratio,) if is_brief else (_time, _ratio, _waiting, _last_to_arrive)
+    work = (_time, _ratio) if finding.tokens_beside is None else (_per_token,)
+    built = work[-1:] if is_brief else (*work, _waiting, _last_to_arrive)
     return tuple(evidence for make in built if (evidence := make(store, attempt, finding, peers)) is not None)
 
 
@@ -88,6 +89,33 @@ def _ratio(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> 
         f"that is x{value:.2f} of its peers' median, chunk by chunk, {of_all}: {finding.excess_ms:.1f} ms more a step",
         value, 1.0, "events", sql,
     )  # fmt: skip
+
+
+def _per_token(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> Evidence | None:
+    """Own time in the segment over the rank's tokens of a step."""
+
+    def sql(who: str) -> str:
+        condition = f"{_when(finding, who)} AND s.name = {literal(finding.segment)} AND e.status = 'ok'"
+        work = f"{_spans(attempt, 'e.rank, e.step, sum(e.self_ns) / 1e6 AS ms', condition)} GROUP BY ALL"
+        return (
+            f"SELECT {_typical(finding)}(1000 * ms / rank_tokens) FROM ({work}) JOIN steps_all t USING (rank, step) "
+            f"WHERE t.run = {literal(attempt.run)} AND t.attempt = {attempt.attempt} AND rank_tokens > 0"
+        )
+
+    mine = sql(_itself(finding))
+    own, peers = ask(store, mine, attempt), ask(store, sql(peers_are), attempt)
+    if own is None or peers is None:
+        return None
+    return Evidence(per_token_statement(finding, own, peers, _MEAN[_typical(finding)]), own, peers, "events", mine)
+
+
+def per_token_statement(finding: Finding, own: float, peers: float, typical: str) -> str:
+    """Says what a rank and its peers take for a thousand tokens, in milliseconds."""
+    return (
+        f"rank {finding.rank} takes {own:.2f} ms of its own in {finding.segment} per 1,000 of its tokens ({typical} "
+        f"over steps {finding.steps[0]} to {finding.steps[1]}), its {_count(finding)} {peers:.2f} ms: "
+        f"x{finding.ratio:.2f}, and it was given x{finding.tokens_beside:.2f} of their tokens"
+    )
 
 
 def _waiting(store: Store, attempt: Attempt, finding: Finding, peers_are: str) -> Evidence | None:

@@ -28,8 +28,8 @@ class Finding:
     """One rank at one segment: what `stragglers` turns into a culprit.
 
     ``excess_ms`` is per step; ``excess_share`` and ``waited_share`` (how much longer others waited) are shares of the
-    job's time in the steps looked at; ``peers`` are the ranks that it was compared with: others that stand out are
-    not among them. ``step_width`` is that of the cells: 1 for single steps. ``burst_steps`` is the length of a burst.
+    job's time in the steps looked at; ``peers``, who it was compared with, do not stand out. ``step_width``: of the
+    cells; ``burst_steps``: length of a burst; ``tokens_beside``: tokens over the peers', where compared per token.
     """
 
     rank: int
@@ -45,6 +45,7 @@ class Finding:
     peers: tuple[int, ...]
     step_width: int = 1
     burst_steps: float = 0.0
+    tokens_beside: float | None = None
 
     @property
     def lost_share(self) -> float:

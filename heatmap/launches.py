@@ -6,17 +6,18 @@ rank collects its garbage at moments of its own, and the last to launch is now t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ..collectors.reading.store import Attempt, Store
 from ..collectors.reading.views import literal
+from ..profiler.vocabulary import SegmentKind
 from .verdict import LAUNCHED
-
-PATTERN = f"%{LAUNCHED}%"
-"""Names of the collectives that are looked at; those inside a segment of work (over tp) launch too often to tell."""
+from .windows import segment_ids
 
 MIN_RATIO = 1.5
 """Median spread of the last steps over that of the first."""
@@ -44,14 +45,20 @@ class LaunchSpread:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Launches of a collective by group and step, [n] each: how far apart, in ms, who was last, and how many ranks."""
+    """Launches of a collective by group and step, [n] each: how far apart, in ms, and who was last.
+
+    ``segments`` are the numbers of the segments with its name.
+    ``ranks`` is how many launched, ``members`` of how many it is known when: hosts without a clock tell nothing.
+    """
 
     segment: str
+    segments: tuple[int, ...]
     step: npt.NDArray[np.int64]
     group: npt.NDArray[np.int64]
     spread_ms: npt.NDArray[np.float64]
     last_rank: npt.NDArray[np.int64]
     members: npt.NDArray[np.int64]
+    ranks: npt.NDArray[np.int64]
 
     def inside(self, steps: npt.NDArray[np.int64], members: int = 2) -> Launches:
         """Those of the given steps, of groups with so many ranks at least."""
@@ -60,12 +67,20 @@ class Launches:
     def _where(self, kept: npt.NDArray[np.bool_]) -> Launches:
         return Launches(
             self.segment,
+            self.segments,
             self.step[kept],
             self.group[kept],
             self.spread_ms[kept],
             self.last_rank[kept],
             self.members[kept],
+            self.ranks[kept],
         )
+
+    def are_known(self, members: int) -> bool:
+        """Whether of most groups with so many ranks at least it is known when as many launched; true without any."""
+        wide = self.ranks >= members
+        known = wide & (self.members >= members) & np.isfinite(self.spread_ms)
+        return 2 * int(known.sum()) >= int(wide.sum())
 
     @property
     def median_members(self) -> float:
@@ -78,23 +93,31 @@ class Launches:
 
     def spread_sql(self, attempt: Attempt, first: int, last: int) -> str:
         """The median spread of some steps, ms."""
-        return f"SELECT median(spread_ms) FROM ({_spreads(attempt, self.segment, first, last)})"
+        return f"SELECT median(spread_ms) FROM ({_spreads(attempt, self.segments, first, last)})"
 
 
 def launches_of(store: Store, attempt: Attempt, steps: tuple[int, int]) -> Launches | None:
     """Launches in steps (first, last); None where no spans of such a collective are kept.
 
-    A launch is the start of the span on the common clock; where hosts cannot be aligned its spread is NaN.
+    A launch is the start of the span on the common clock; where fewer than two are known their spread is NaN.
     """
     name = _segment(store, attempt)
     if name is None:
         return None
-    rows = store.query(_spreads(attempt, name, *steps))
+    segments = tuple(segment_ids(store, attempt, [name], [str(SegmentKind.COLLECTIVE)])["segment"].to_pylist())
+    rows = store.query(_spreads(attempt, segments, *steps))
     spread = rows["spread_ms"].to_numpy(zero_copy_only=False).astype(float)
-    step, group, last, members = (
-        rows[column].fill_null(-1).to_numpy().astype(np.int64) for column in ("step", "group", "last_rank", "members")
+    step, group, last, members, ranks = (
+        rows[column].fill_null(-1).to_numpy().astype(np.int64)
+        for column in ("step", "group", "last_rank", "members", "ranks")
     )
-    return Launches(name, step, group, spread, last, members)
+    return Launches(name, segments, step, group, spread, last, members, ranks)
+
+
+def launched(store: Store, attempt: Attempt) -> str | None:
+    """A collective whose launches would be looked at, whether spans of it are kept or not; None where there is none."""
+    names = _launched(store, attempt)["name"].to_pylist()
+    return str(names[0]) if names else None
 
 
 def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: tuple[int, int]) -> LaunchSpread | None:
@@ -113,25 +136,41 @@ def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: 
 
 def _segment(store: Store, attempt: Attempt) -> str | None:
     """The reduce-scatter that is launched least often: that of the gradients."""
-    found = store.query(
-        f"""SELECT segment_name AS name FROM spans
-            WHERE kind = 'collective' AND segment_name ILIKE {literal(PATTERN)} AND "group" IS NOT NULL
-            GROUP BY segment_name ORDER BY count(*), segment_name LIMIT 1""",
+    names = {row["segment"]: str(row["name"]) for row in _launched(store, attempt).to_pylist()}
+    if not names:
+        return None
+    rows = store.query(
+        f"""SELECT segment, count(*) AS launches FROM events
+            WHERE segment IN ({_listed(names)}) AND "group" IS NOT NULL GROUP BY segment""",
         attempt=attempt,
-    )["name"].to_pylist()
-    return str(found[0]) if found else None
+    ).to_pylist()
+    launches: dict[str, int] = {}
+    for row in rows:
+        launches[names[row["segment"]]] = launches.get(names[row["segment"]], 0) + int(row["launches"])
+    return min(launches, key=lambda name: (launches[name], name), default=None)
 
 
-def _spreads(attempt: Attempt, name: str, first: int, last: int) -> str:
-    """Spread of the first launch of a step in each group of several ranks, and who launched last."""
+def _launched(store: Store, attempt: Attempt) -> pa.Table:
+    """Collectives whose launches may be looked at: columns segment, name, kind."""
+    known = segment_ids(store, attempt, kinds=[str(SegmentKind.COLLECTIVE)])
+    return known.filter(pa.array([LAUNCHED in str(name).lower() for name in known["name"].to_pylist()], pa.bool_()))
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
+
+
+def _spreads(attempt: Attempt, segments: Iterable[int], first: int, last: int) -> str:
+    """Spread of the first launch of a step in each group of several ranks, and who launched last.
+
+    Segments are told by number: so DuckDB leaves all other spans out before it aligns any.
+    """
     return (
-        f'SELECT step, "group", (max(began) - min(began)) / 1e6 AS spread_ms, arg_max(rank, began) AS last_rank, '
-        f"count(*) AS members FROM ("
-        f'SELECT step, "group", rank, min(start_ns) AS began FROM events_aligned e '
-        f"JOIN segments s USING (run, attempt, segment) WHERE e.run = {literal(attempt.run)} "
-        f"AND e.attempt = {attempt.attempt} AND s.name = {literal(name)} AND step BETWEEN {first} AND {last} "
-        f'AND "group" IS NOT NULL '
-        f'GROUP BY ALL) GROUP BY step, "group" HAVING count(*) > 1'
+        f'SELECT step, "group", CASE WHEN count(began) > 1 THEN (max(began) - min(began)) / 1e6 END AS spread_ms, '
+        f"arg_max(rank, began) AS last_rank, count(began) AS members, count(*) AS ranks FROM ("
+        f'SELECT step, "group", rank, min(start_ns) AS began FROM events_aligned WHERE run = {literal(attempt.run)} '
+        f"AND attempt = {attempt.attempt} AND segment IN ({_listed(segments)}) AND step BETWEEN {first} AND {last} "
+        f'AND "group" IS NOT NULL GROUP BY ALL) GROUP BY step, "group" HAVING count(*) > 1'
     )
 
 

@@ -12,11 +12,16 @@ from .cells import EVERY_RANK_KINDS, NS_PER_MS, WORK_KINDS, SegmentCells, load_c
 from .clocks import RankClocks, load_rank_clocks
 from .matrix import load_placement
 from .peers import FloatArray, IntArray, Placement, column_median
+from .rank_tokens import RankTokens, load_rank_tokens
 from .source import Choice, Source, choose_source
 from .window_cells import observe_windows, ranks_of
 from .windows import COARSEST, segment_ids
 
 MAX_WARM_UP = 2
+
+MOST_JUDGED = 2_000_000
+"""Raw spans from which on a verdict is from rollups, though pictures are drawn of more: they are read several times,
+by all analyses together for about five seconds of a core."""
 
 MAIN_KINDS = EVERY_RANK_KINDS
 """Kinds of work that every step has."""
@@ -33,6 +38,7 @@ class Observations:
     last one recorded, ``asked`` the steps (first, last) that were asked for: of rollups only whole windows are read.
     ``source`` tells whether spans or rollups were read; of rollups, each of the ``steps`` is the first of a window, and
     all numbers are averages per step over it. ``left_out`` tells in words which ranks were not recorded on purpose.
+    ``tokens`` are those of the ranks' own work, where they tell them and have unequally many.
     """
 
     cells: tuple[SegmentCells, ...]
@@ -57,6 +63,7 @@ class Observations:
         return last if self.last_step is None else min(last, self.last_step)
 
     left_out: str | None = None
+    tokens: RankTokens | None = None
 
 
 def observe(
@@ -67,7 +74,7 @@ def observe(
     ``ranks`` limits who is looked at, peers included. The first steps of an attempt are always left out. Rollups are
     read instead of spans where these are absent or too many (`choose_source`).
     """
-    choice = choose_source(store, attempt, steps)
+    choice = choose_source(store, attempt, steps, MOST_JUDGED)
     if choice.source == Source.ROLLUPS:
         return _observe_rollups(store, attempt, choice, steps, ranks)
     warm_up = _warm_up(store, attempt)
@@ -99,6 +106,7 @@ def observe(
         steps,
         choice,
         attempt.left_out,
+        load_rank_tokens(store, attempt, cells, all_ranks, all_steps, placement.roles(all_ranks)),
     )
 
 
@@ -134,6 +142,7 @@ def _observe_rollups(
         asked=steps,
         source=choice,
         left_out=attempt.left_out,
+        tokens=load_rank_tokens(store, attempt, found.cells, chosen, found.first_steps, placement.roles(chosen)),
     )
 
 

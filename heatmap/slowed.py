@@ -26,6 +26,9 @@ from .verdict import Cause, Culprit, CulpritKind, Findings, Pattern, severity
 
 ACCUSED = Bar(1.07, 4.0, 6.0, 60, by_itself=1.03)
 
+MOST_OTHER_WORK = 0.02
+"""Change of a rank's tokens beside its peers', as a logarithm, up to which its work is taken to be what it was."""
+
 
 def find_slowed(store: Store, attempt: Attempt, seen: Observations, many_peers: int) -> Findings:
     """The rank whose work became slower, where ranks have fewer than ``many_peers``: with more, peers are the better
@@ -37,10 +40,21 @@ def find_slowed(store: Store, attempt: Attempt, seen: Observations, many_peers: 
     if seen.source.source != Source.SPANS or not seen.cells or seen.waits_ms is None:
         return Findings()
     worked = worked_ms(store, attempt, seen)
+    if seen.tokens is not None:
+        worked = worked / seen.tokens.beside
     change = find_own_change(worked, ACCUSED)
-    if change is None or not has_few_peers(seen, change.row, many_peers):
+    if change is None or not has_few_peers(seen, change.row, many_peers) or _has_other_work(change, seen):
         return Findings()
     return Findings(culprits=(_culprit(store, attempt, change, seen, worked),))
+
+
+def _has_other_work(change: OwnChange, seen: Observations) -> bool:
+    """Whether a rank was given another share of the tokens from the change on: what they cost is not known so well."""
+    if seen.tokens is None or not seen.tokens.varies[change.row]:
+        return False
+    own = seen.tokens.beside[change.row : change.row + 1]
+    shift = np.log(row_median(own[:, change.first :])) - np.log(row_median(own[:, : change.first]))
+    return not abs(float(shift[0])) <= MOST_OTHER_WORK
 
 
 def has_few_peers(seen: Observations, row: int, many_peers: int) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 
+from ..collectors.reading.kept import kept
 from ..collectors.reading.store import Attempt, Store
 from ..collectors.rollups.windows import WINDOW_STEPS
 from .peers import IntArray
@@ -54,28 +56,33 @@ class Choice:
         return inside if len(inside) else every[(every + width > steps[0]) & (every <= steps[1])]
 
 
-def choose_source(store: Store, attempt: Attempt, steps: tuple[int, int] | None = None) -> Choice:
+def choose_source(
+    store: Store, attempt: Attempt, steps: tuple[int, int] | None = None, most_spans: int | None = None
+) -> Choice:
     """Spans where all are there and not too many, else rollups; spans too where there are no rollups.
+
+    Too many are more than ``most_spans``, at most `MANY_SPANS`; None: these.
 
     How many spans there are is known from the manifests alone; rollups tell how many there were. ``steps`` (first and
     last) narrow what would be read: of an even job, to their share. Of rollups the shortest windows are taken of which
     none of the steps was pruned and which make no more than `MANY_CELLS` cells.
     """
+    most = MANY_SPANS if most_spans is None else min(most_spans, MANY_SPANS)
     spans = sum(entry.rows for entry in store.entries("events", attempt))
-    counted, ranks = _rolled_up(store, attempt)
+    counted, ranks = kept(store, ("rolled up", attempt.run, attempt.attempt), lambda: _rolled_up(store, attempt))
     if not counted:
         return Choice(Source.SPANS, spans)
     is_whole = spans >= COMPLETE_SHARE * counted
     if not is_whole:
         text = f"the store holds {spans:,} raw spans of {counted:,} that were recorded" if spans else "no raw spans"
-    elif spans > MANY_SPANS:
+    elif spans > most:
         text = f"{spans:,} raw spans are too many to be read at once"
     else:
         return Choice(Source.SPANS, spans)
     choice = _with_windows(store, attempt, Choice(Source.ROLLUPS, spans, text), steps, ranks)
     if is_whole and steps is not None and choice.windows is not None:
         recorded = choice.windows[1] - choice.windows[0] + choice.step_width
-        if spans * min(1.0, (steps[1] - steps[0] + 1) / recorded) <= MANY_SPANS:
+        if spans * min(1.0, (steps[1] - steps[0] + 1) / recorded) <= most:
             return Choice(Source.SPANS, spans)
     return choice
 
@@ -97,7 +104,9 @@ def _with_windows(store: Store, attempt: Attempt, choice: Choice, steps: tuple[i
         last_pruned = pruned.get(length, -1)
         if length != COARSEST and (last_pruned is None or last_pruned >= (0 if steps is None else steps[0])):
             continue
-        found = Choice(choice.source, choice.spans, choice.reason, length, window_range(store, attempt, length))
+        key = ("window range", attempt.run, attempt.attempt, length)
+        reach = kept(store, key, partial(window_range, store, attempt, length))
+        found = Choice(choice.source, choice.spans, choice.reason, length, reach)
         if length == COARSEST or len(found.first_steps(steps)) * ranks <= MANY_CELLS:
             return found
     return choice

@@ -30,6 +30,7 @@ from .network.inside import find_inside
 from .network.waited_for import waited_for
 from .observations import MAIN_KINDS, Observations, observe
 from .own_change import find_own_change
+from .per_token import UnequalTokens, is_per_token, per_token
 from .slowed import find_slowed, has_few_peers
 from .source import Source
 from .thresholds import Thresholds
@@ -62,7 +63,7 @@ ANALYSES: tuple[Callable[[Store, Attempt, Observations], Findings], ...] = (
 STAGES = 4 + len(ANALYSES)
 """Parts of the analysis: reading, comparing, these, the what-if, and who was waited for."""
 
-NORMALISERS: tuple[Callable[[Store, Attempt, Observations], Observations], ...] = (even_out,)
+NORMALISERS: tuple[Callable[[Store, Attempt, Observations], Observations], ...] = (per_token, even_out)
 """What is done to the observations before ranks are compared, so that only the same work is; analyses see them raw."""
 
 
@@ -114,7 +115,8 @@ def find_stragglers(
     for normalise in NORMALISERS:
         compared = normalise(store, attempt, compared)
     inside = WindowShapes(store, attempt) if seen.source.source == Source.ROLLUPS else None
-    judgement = judge(compared, shapes=inside, cores=Cores(store, attempt, seen))
+    cores = Cores(store, attempt, seen, per_token=is_per_token(compared))
+    judgement = judge(compared, shapes=inside, cores=cores, tokens=UnequalTokens(seen, compared))
     joined = by_host(judgement.findings, judgement.slow, seen)
     culprits = culprits_of(store, attempt, joined[:MAX_CULPRITS], judgement.throttled, judgement.drifts, seen)
     done()
@@ -164,10 +166,12 @@ def judge(
     *,
     shapes: WindowShapes | None = None,
     cores: Cores | None = None,
+    tokens: UnequalTokens | None = None,
 ) -> Judgement:
     """Judge observations: findings of all segments of work, and healthy only where a straggler would have shown.
 
-    ``shapes`` reads the histograms of windows, where rollups were read; ``cores`` tells who only waited for a core.
+    ``shapes`` reads the histograms of windows, where rollups were read; ``cores`` tells who only waited for a core, and
+    ``tokens`` what a rank's number of them explains.
     """
     width = seen.source.step_width
     thresholds = thresholds.for_width(width)
@@ -188,18 +192,22 @@ def judge(
     everything += costly_together(light, everything, thresholds)
     short = [finding for (_, kind), one in judgements.items() if kind == SegmentKind.COMPUTE for finding in one.brief]
     everything += in_all_compute(short, everything, main_compute(judgements), len(seen.ranks), thresholds)
-    waiting_for_cores: list[Abstention] = []
+    explained: list[Abstention] = []
     raised = {one.rank for one in everything}
+    if tokens is not None and everything:
+        everything, explained = tokens.sift(everything)
     if cores is not None and everything:
         everything, waiting_for_cores = without_waiting(everything, seen, cores)
+        explained += waiting_for_cores
     findings = per_rank(everything)
-    blocking += [*waiting_for_cores, *not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
+    blocking += [*explained, *not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
     if not findings and not drifts:
         growth = find_growth(seen.step_ms, seen.steps)
         note = find_longer(seen.step_ms, seen.steps, width) if growth is None else growth.note
         blocking += [] if note is None else [note]
     notes = [note for one in judgements.values() for note in one.abstained]
     notes += [*hidden_below(judgements, thresholds), *left_out(seen, thresholds, list(drifts.values()))]
+    notes += [] if tokens is None else tokens.notes()
     word = Outcome.FINDINGS if findings or drifts else Outcome.INSUFFICIENT if blocking else Outcome.HEALTHY
     slow = frozenset((finding.rank, finding.segment) for finding in everything)
     return Judgement(

@@ -89,7 +89,7 @@ class Culprit:
     lost_share: float
     evidence: tuple[Evidence, ...]
     stage: int | None = None
-    """Index on pp, where a whole stage is meant."""
+    """Index on the pipeline's axis, where a whole stage is meant."""
     against_own_past: bool = False
     """Whether ``ratio`` is over what it took itself before, beside how much the other ranks changed."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..collectors.reading.store import Attempt
 from ..collectors.reading.views import literal
 from ..collectors.verdicts import Evidence
+from .evidence import per_token_statement
 from .judge import Finding
 from .observations import Observations
 from .peers import FloatArray, IntArray, row_median
@@ -18,8 +19,9 @@ from .peers_sql import ranks_condition
 
 
 def gather_window_evidence(attempt: Attempt, finding: Finding, seen: Observations) -> tuple[Evidence, ...]:
-    """Own time beside the peers', the ratio, and whether the others waited. What has no answer is left out."""
-    built = (_time, _ratio, _waiting)
+    """Own time beside the peers', the ratio, and whether the others waited; per token, where ranks were compared so.
+    What has no answer is left out."""
+    built = (_time, _ratio, _waiting) if finding.tokens_beside is None else (_per_token, _waiting)
     return tuple(evidence for make in built if (evidence := make(attempt, finding, seen)) is not None)
 
 
@@ -97,6 +99,26 @@ def _ratio(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence |
         f"that is x{value:.2f} of its peers' median in the median window: {finding.excess_ms:.1f} ms more a step"
     )
     return Evidence(statement, value, 1.0, "rank_windows", sql)
+
+
+def _per_token(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | None:
+    if seen.tokens is None:
+        return None
+    [cells] = [one for one in seen.cells if (one.name, one.kind) == (finding.segment, finding.kind)]
+    values, beside = _own_and_peers(1000 * cells.per_step_ms() / seen.tokens.each, finding, seen)
+    own, peers = _median(values), _median(beside)
+    if own is None or peers is None:
+        return None
+    total = "sum(self_sum_ns) / 1e6 AS ms"
+    work = _windows(attempt, finding, _itself(finding), total, f"s.name = {literal(finding.segment)}")
+    tokens = (
+        f"SELECT rank, step // {finding.step_width} * {finding.step_width} AS first_step, sum(rank_tokens) AS tokens "
+        f"FROM steps_all WHERE run = {literal(attempt.run)} AND attempt = {attempt.attempt} "
+        f"AND NOT coalesce(shadow, false) AND {_itself(finding)} GROUP BY ALL"
+    )
+    sql = f"SELECT median(1000 * ms / tokens) FROM ({work}) JOIN ({tokens}) USING (rank, first_step) WHERE tokens > 0"
+    statement = per_token_statement(finding, own, peers, f"median window of {finding.step_width} steps")
+    return Evidence(statement, own, peers, "rank_windows", sql)
 
 
 def _waiting(attempt: Attempt, finding: Finding, seen: Observations) -> Evidence | None:

@@ -94,7 +94,9 @@ class WindowShapes:
         low, high = (histogram_percentiles(rows, cell, "self", q, shape[0] * shape[1]) for q in (LOW, HIGH))
         top = np.full(shape[0] * shape[1], -np.inf)
         np.maximum.at(top, cell, rows["self_max_ns"].to_numpy(zero_copy_only=False).astype(float))
-        return low.reshape(shape), high.reshape(shape), np.where(np.isfinite(top), top, np.nan).reshape(shape)
+        top[~np.isfinite(top)] = np.nan
+        scale = 1.0 if cells.scale is None else cells.scale[0, np.searchsorted(cells.ranks, ranks)]
+        return low.reshape(shape) / scale, high.reshape(shape) / scale, top.reshape(shape) / scale
 
 
 def _spread_out(members: IntArray) -> IntArray:

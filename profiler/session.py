@@ -207,7 +207,11 @@ def end(span: Any) -> None:
 
 
 def step(number: int, **metrics: float | None) -> None:
-    """Begin an optimizer iteration. Metrics (loss, tokens, mfu, ...) are those of the step before."""
+    """Begin an optimizer iteration. Metrics are those of the step before, as in the table ``steps``.
+
+    Such as ``loss``, ``mfu``, ``tokens`` (of the whole job), and ``rank_tokens`` (of this rank's own compute): where
+    ranks are given unequally many, `megascope stragglers` compares what they take per token.
+    """
     if metrics:
         _recorder.step_metrics(number - 1, **metrics)
     _recorder.step(number)

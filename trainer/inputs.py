@@ -1,4 +1,4 @@
-"""Checks of what a configuration points at: text, tokenizer and checkpoints; before anything is started."""
+"""Checks of what a configuration points at: racks, text, tokenizer and checkpoints; before anything is started."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from ..collectors.storage.durable import make_folders
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.opening import attempt_folder
+from ..profiler.racks import read_racks
 from .checkpoints.commit import check_model, read_commit
 from .checkpoints.files import DamagedError, check_unused, commit_path, committed_steps
 from .config import Tokenizer, TrainConfig
@@ -25,6 +26,7 @@ def check_inputs(config: TrainConfig) -> None:
     """
     if config.record.enabled and config.record.run is not None:
         attempt_folder(Path(), config.record.run, 0)
+    read_racks(config.parallel.racks)
     _check_text(config)
     if config.checkpoint.folder is not None:
         _check_checkpoints(config.checkpoint.folder, config)

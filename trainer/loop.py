@@ -188,7 +188,7 @@ class Trainer:
         """Note the metrics that have arrived: on a CPU this step's, on a device perhaps an earlier one's."""
         train, model = self._config.train, self._config.model
         tokens = train.batch * model.sequence
-        world = self._world.size
+        world, own_tokens = self._world.size, tokens // self._config.parallel.dp
         for done in self._readback.ready(wait=wait, until=until):
             step, (loss, norm, asked) = done.step, done.values
             self._stop_request.agree(step, asked)
@@ -198,7 +198,9 @@ class Trainer:
             result.grad_norms.append(norm)
             rate = learning_rate(train, step)
             mfu = utilization(model, tokens * 1e9 / done.duration_ns, world, self._peak)
-            self._recorder.step_metrics(step, loss=loss, grad_norm=norm, tokens=tokens, mfu=mfu, learning_rate=rate)
+            self._recorder.step_metrics(
+                step, loss=loss, grad_norm=norm, tokens=tokens, rank_tokens=own_tokens, mfu=mfu, learning_rate=rate
+            )
             if self._progress is not None and ((step + 1) % train.log_every == 0 or step + 1 == train.steps):
                 now = time.monotonic_ns()
                 speed = tokens * (step + 1 - self._logged_step) * 1e9 / (now - self._logged_ns)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of all tables together; a store of a newer version is refused with a sentence.
 
 A column that is added raises it by one; no column is ever renamed, removed or given another type. Then files of an
 older version are read with NULL for what they lack. Version 1 was that of release 0.1.0;
-version 2 had no ``worked_ns`` of a step.
+version 2 had no ``worked_ns`` of a step, version 3 no ``rank_tokens``.
 """
 
 NAME = pa.dictionary(pa.int32(), pa.string())

@@ -190,6 +190,7 @@ TABLES: dict[str, Table] = {
                 "more than a quarter of its own time on one (it may have waited for them), and of ranks that a GPU "
                 "times.",
             ),
+            Column("rank_tokens", _I64, "Tokens that the rank's own compute had in this step; NULL: it did not say."),
             _WRITTEN,
         ),
         _table(
@@ -263,13 +264,13 @@ TABLES: dict[str, Table] = {
                 "kind",
                 _NAME,
                 "Of the trainer: slow, slow-link, slow-nic, stop, freeze, hold-gil, raise, out-of-memory, kill, "
-                "kill-host, no-rendezvous, nan, skip-collective, wrong-collective, wrong-size, wrong-dtype, "
+                "kill-host, no-rendezvous, nan, diverge, skip-collective, wrong-collective, wrong-size, wrong-dtype, "
                 "swap-order, receive-first, skip-send, repeat-step. Of the simulator: slow-gpu, throttling, "
                 "slow-host, degraded-nic, gc-drift, data-stall, storage-stall, uneven-sequences, uneven-stages, "
                 "lost-heartbeats, the kinds of culprits of the hang verdict, and crawling and long-phase, which only "
                 "look like a hang.",
             ),
-            Column("ranks", pa.list_(_I32), "Ranks that carry the fault."),
+            Column("ranks", pa.list_(_I32), "Ranks that carry the fault; none are named where all do."),
             Column("host", _NAME, "Host that carries it; NULL where it is not one host."),
             Column("link", pa.string(), "Link that carries it, as from>to; NULL otherwise."),
             Column("segment", pa.string(), "Segment that carries it; NULL for all."),

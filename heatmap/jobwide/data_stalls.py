@@ -14,6 +14,7 @@ from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Finding
 from .evidence import table_of, total_sql, work_sql
 from .loading import ALIKE, Loading, held_ms, loading, loading_cells
 from .stretch import steps_of
+from .work import is_waiting_known
 
 SIGNAL = "data"
 
@@ -39,12 +40,14 @@ FEW = 4
 def find_data_stalls(store: Store, attempt: Attempt, seen: Observations) -> Findings:
     """One finding of the job at most: loading costs much, stalls again and again, or takes longer and longer.
 
-    Nothing where waiting was not recorded: others may go on beside it. Where a single rank loads, or those of a single
-    host of several, its machine may be what is slow: that is told, and the job not called healthy.
+    None where waiting was not recorded: others may go on beside it, which is told. Where a single rank loads, or those
+    of a single host of several, its machine may be what is slow: that is told, and the job not called healthy.
     """
     found = loading(seen)
     if found is None:
         return Findings()
+    if not is_waiting_known(seen):
+        return Findings(abstained=_not_told(found))
     lost = _lost(found, seen)
     if lost is None:
         return Findings(abstained=_noted(found))
@@ -65,6 +68,16 @@ def _lost(found: Loading, seen: Observations) -> float | None:
     if drifts and found.growth >= MIN_GROWTH and found.grown >= MIN_GROWTH_SHARE:
         return found.grown
     return None
+
+
+def _not_told(found: Loading) -> tuple[Abstention, ...]:
+    if found.share < MIN_GROWTH_SHARE:  # too little for any finding, whatever went on beside it
+        return ()
+    reason = (
+        f"ranks load data for up to {found.share:.1%} of the job's time: whether the job waits for it was not judged, "
+        f"as waiting was not recorded"
+    )
+    return (Abstention(SIGNAL, reason),)
 
 
 def _noted(found: Loading) -> tuple[Abstention, ...]:

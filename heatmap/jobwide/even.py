@@ -9,13 +9,14 @@ import numpy as np
 from ...collectors.reading.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
 from ..detect import BoolArray
+from ..equal_work import at_equal_work
 from ..observations import Observations
 from ..peers import FloatArray, others_median
 from .microbatches import comparable_work
 from .replicas import ReplicaWork
 from .sequences import uneven_input
 from .skew import skewed_replicas
-from .work import compute_cells, work_ms
+from .work import compute_cells
 
 
 def even_out(store: Store, attempt: Attempt, seen: Observations) -> Observations:
@@ -28,7 +29,8 @@ def even_out(store: Store, attempt: Attempt, seen: Observations) -> Observations
     if seen.waits_ms is None or not compute_cells(seen):
         return seen
     work = comparable_work(store, attempt, seen)
-    if work is None:
+    is_divided = any(one.scale is not None for one in seen.cells)
+    if work is None or (is_divided and work.microbatches > 1):  # by tokens; micro-batches are read from raw spans
         return seen
     found, skewed = uneven_input(work, seen), skewed_replicas(work, seen)
     if found is None and not skewed:
@@ -39,11 +41,10 @@ def even_out(store: Store, attempt: Attempt, seen: Observations) -> Observations
     for one in skewed:
         wanted[one.replica, one.first : one.last + 1] = True
     factors = _factors(work, wanted)
-    cells = tuple(
+    cells = (
         replace(one, total_ms=one.total_ms / factors) if one.kind == SegmentKind.COMPUTE else one for one in seen.cells
     )
-    evened = replace(seen, cells=cells)
-    return replace(evened, waits_ms=seen.waits_ms + np.nan_to_num(work_ms(seen) - work_ms(evened)))
+    return at_equal_work(seen, cells)
 
 
 def _factors(work: ReplicaWork, wanted: BoolArray) -> FloatArray:

@@ -14,14 +14,19 @@ import numpy as np
 from ...collectors.reading.store import Attempt, Store
 from ...profiler.vocabulary import SegmentKind
 from ..asking import ask
-from ..launches import MOST_OFTEN, Launches, launches_of
+from ..launches import MOST_OFTEN, Launches, launched, launches_of
 from ..observations import Observations
 from ..peers import FloatArray, column_median, row_median
 from ..source import Source
-from ..verdict import Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
+from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
 from .replicas import replicas_of
+from .work import is_waiting_known
+
+SIGNAL = "gc"
 
 MIN_STEPS = 30
+"""As many as healthy needs: of fewer that is told already."""
+
 MIN_MEMBERS = 4
 """Ranks of a group: of fewer, one is the last more often than not by chance."""
 
@@ -50,15 +55,32 @@ class LaunchDrift:
 
 
 def find_launch_drift(store: Store, attempt: Attempt, seen: Observations) -> Findings:
-    """One finding of the job at most; none where collections were recorded, which are judged by themselves."""
+    """One finding of the job at most; none where collections were recorded, which are judged by themselves.
+
+    Where ranks launch such a collective and what it takes to judge that is missing, it is told what.
+    """
     has_gc = any(one.kind == SegmentKind.GC and one.count.sum() > 0 for one in seen.cells)
-    if seen.source.source == Source.ROLLUPS or seen.waits_ms is None or has_gc or len(seen.steps) < MIN_STEPS:
+    if has_gc or not seen.cells:
         return Findings()
-    launches = launches_of(store, attempt, (int(seen.steps[0]), int(seen.steps[-1])))
+    if seen.source.source == Source.ROLLUPS:
+        return _not_judged(launched(store, attempt), "that takes spans, and rollups were read")
+    is_long = len(seen.steps) >= MIN_STEPS
+    launches = launches_of(store, attempt, (int(seen.steps[0]), int(seen.steps[-1]))) if is_long else None
     if launches is None:
         return Findings()
+    if not is_waiting_known(seen):
+        return _not_judged(launches.segment, "waiting was not recorded")
+    if not launches.are_known(MIN_MEMBERS):
+        return _not_judged(launches.segment, "the hosts' clocks are not aligned")
     found = launch_drift(launches, seen)
     return Findings() if found is None else Findings(culprits=(_culprit(store, attempt, seen, launches, found),))
+
+
+def _not_judged(segment: str | None, why: str) -> Findings:
+    if segment is None:
+        return Findings()
+    reason = f"whether launches of {segment} spread out, as by collections that nobody recorded, was not judged: {why}"
+    return Findings(abstained=(Abstention(SIGNAL, reason),))
 
 
 def launch_drift(launches: Launches, seen: Observations) -> LaunchDrift | None:

@@ -58,10 +58,13 @@ def loading_cells(seen: Observations) -> list[SegmentCells]:
 
 
 def loading(seen: Observations) -> Loading | None:
-    """What loading costs; None where nobody loads, steps have no time, or waiting is not known."""
+    """What loading costs; None where nobody loads, or steps have no time.
+
+    Where waiting is not known, work of others may have gone on beside it: no more than this.
+    """
     cells = loading_cells(seen)
     step_ms = seen.step_ms
-    if not cells or not np.isfinite(step_ms).any() or (seen.waits_ms is None and len(seen.ranks) > 1):
+    if not cells or not np.isfinite(step_ms).any():
         return None
     step_ms = np.where(np.isfinite(step_ms), step_ms, float(np.nanmedian(step_ms)))
     total = float(step_ms.sum())

@@ -16,6 +16,7 @@ import numpy as np
 from ...collectors.reading.store import Attempt, Store
 from ..observations import Observations
 from ..peers import FloatArray, column_median
+from ..per_token import is_per_token, per_token
 from ..verdict import Abstention, Cause, Culprit, CulpritKind, Evidence, Findings, Pattern, severity
 from .alone import alone_evidence, is_without_stages, microbatch_contrasts, step_work
 from .evidence import replica_evidence
@@ -23,6 +24,7 @@ from .microbatches import MIN_REPLICAS, comparable_work
 from .replicas import ReplicaWork
 from .skew import skew_culprit, skewed_replicas
 from .stretch import steps_of
+from .told_lengths import find_told_lengths
 from .work import compute_cells, spans_per_step, work_ms
 
 SIGNAL = "uneven-input"
@@ -91,7 +93,11 @@ def find_uneven_input(store: Store, attempt: Attempt, seen: Observations) -> Fin
 
 
 def _without_stages(store: Store, attempt: Attempt, seen: Observations) -> Findings:
-    """The same where no stages can agree: by the forward and backward of single micro-batches, else not judged."""
+    """The same where no stages can agree: by tokens that are told, else by the forward and backward of single
+    micro-batches, else not judged."""
+    if is_per_token(per_token(store, attempt, seen)):
+        told = find_told_lengths(store, attempt, seen)
+        return Findings(culprits=() if told is None else (told,))
     alone = microbatch_contrasts(store, attempt, seen)
     if alone is not None:
         found = uneven_input(alone.contrast, seen, whole=alone.whole, agreement=LEAST_ALONE)

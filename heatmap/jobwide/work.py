@@ -1,4 +1,4 @@
-"""How much ranks compute: own time per step over all segments of compute, and into how many spans it is cut."""
+"""How much ranks compute: own time per step over all segments of compute, into how many spans it is cut; waiting."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def spans_per_step(seen: Observations) -> float:
         if (total > 0).any():
             counts.append(float(np.median(total[total > 0])))
     return max(counts, default=1.0)
+
+
+def is_waiting_known(seen: Observations) -> bool:
+    """Whether it was recorded how long ranks wait for each other, or there is nobody to wait for."""
+    return len(seen.ranks) == 1 or (seen.waits_ms is not None and bool(np.isfinite(seen.waits_ms).any()))

@@ -24,6 +24,7 @@ from ..compare import Comparison, compare, typical_excess
 from ..cores import Cores, short_of_cores
 from ..detect import Raised
 from ..observations import MAIN_KINDS, Observations
+from ..per_token import SIGNAL, UnequalTokens
 from ..source import Source
 from ..thresholds import Thresholds
 from ..verdict import Cause, Culprit, CulpritKind, Findings, severity
@@ -84,8 +85,13 @@ def find_hidden(store: Store, attempt: Attempt, seen: Observations) -> Findings:
 def _why_not(
     culprit: Culprit, excess_ms: float, cells: SegmentCells, seen: Observations, cores: Cores
 ) -> Abstention | None:
-    """Why it is not accused: it waited for a processor core, and the others for it."""
+    """Why it is not accused: its tokens explain it, or it waited for a processor core, and the others for it."""
     [rank] = culprit.ranks
+    tokens = UnequalTokens(seen, seen).explains(
+        rank, cells.name, cells.kind, culprit.ratio, culprit.steps, culprit.pattern
+    )
+    if tokens is not None:
+        return Abstention(SIGNAL, tokens)
     others = [one for one in seen.ranks.tolist() if one != rank]
     why = cores.explains(rank, others, cells.name, cells.kind, culprit.steps, excess_ms, culprit.pattern)
     if why is None:

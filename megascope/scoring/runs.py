@@ -169,7 +169,7 @@ def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
         began = time.perf_counter()
         verdict = find_stragglers(store, attempt)
         took_s = time.perf_counter() - began
-        also = looks_like(faults[0], STEPS) if faults else frozenset[str]()
+        also = looks_like(faults[0], STEPS, on_rollups=trial.on_rollups) if faults else frozenset[str]()
         comparison = compare_claims(claims_of_stragglers(verdict), _truth(store, attempt, also))
         return Outcome(trial, str(verdict.verdict), comparison, 0.0, warnings=len(verdict.warnings), verdict_s=took_s)
 

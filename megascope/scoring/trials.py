@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..heatmap.windows import FINEST
 from ..profiler.errors import UsageError
 from ..trainer.simulator.costs import Costs
 from ..trainer.simulator.faults import Fault, FaultKind, parse_fault
@@ -30,7 +31,7 @@ HISTORY_STEPS = 5
 
 
 MOST_SLOW_GPUS = 60
-"""Slow devices of a fleet: from one to so many, all of the same fault."""
+"""Slow devices of a fleet: one in the first trial, so many in the second, then from one to so many; all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +130,20 @@ def plan_trials(
     return [_as_hard(one, in_flight, missing) if one.looks_at_hangs else one for one in planned]
 
 
-def looks_like(fault: Fault, steps: int) -> frozenset[str]:
+def looks_like(fault: Fault, steps: int, *, on_rollups: bool = False) -> frozenset[str]:
     """Kinds under which a fault is as well described, in a job of so many steps.
 
-    Throttling that comes back not once, for as long as before, is a device that was slow for a while.
+    Throttling that comes back not once, for as long as before, is a device that was slow for a while. So is, on
+    rollups, throttling within two neighbouring windows: one stretch over their border has the same steps slow in each.
     """
     if fault.kind is not FaultKind.THROTTLING or fault.period is None:
         return frozenset()
     last = steps - 1 if fault.last_step is None else min(fault.last_step, steps - 1)
     burst = max(round(fault.duty * fault.period), 1)
     is_alone = fault.first_step + fault.period + burst - 1 > last
-    return frozenset({FaultKind.SLOW_GPU}) if is_alone else frozenset()
+    slow = [step for step in range(fault.first_step, last + 1) if (step - fault.first_step) % fault.period < burst]
+    is_one_stretch = on_rollups and bool(slow) and slow[-1] // FINEST - slow[0] // FINEST <= 1
+    return frozenset({FaultKind.SLOW_GPU}) if is_alone or is_one_stretch else frozenset()
 
 
 def _as_hard(trial: Trial, in_flight: int, missing: float) -> Trial:
@@ -185,7 +189,8 @@ def _trial(kind: str, turn: int, seed: int, seeds: SeedSet, layouts: list[tuple[
     on_rollups = bool(random.random() < share) and not looks_at_hangs
     fault = ""
     if kind != HEALTHY:
-        parts = (VARIANTS.get(kind, kind), _place(kind, choice, job, random), choice, _steps(kind, choice, random))
+        place = _place(kind, turn, choice, job, random)
+        parts = (VARIANTS.get(kind, kind), place, choice, _steps(kind, choice, random))
         fault = ":".join(filter(None, parts))
     return Trial(kind, fault, layout, seed, looks_at_hangs, 2 if is_interleaved else 1, on_rollups)
 
@@ -209,7 +214,7 @@ def _steps(kind: str, choice: str, random: np.random.Generator) -> str:
     return f"steps={first}-" if random.random() < OPEN_END_SHARE else f"steps={first}-{last}"
 
 
-def _place(kind: str, choice: str, job: SimulatedJob, random: np.random.Generator) -> str:
+def _place(kind: str, turn: int, choice: str, job: SimulatedJob, random: np.random.Generator) -> str:
     """Where a fault of a kind is put, drawn from where it can be."""
     grid = job.grid
     of_host = kind in (FaultKind.SLOW_HOST, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, DEAD_HOST)
@@ -227,6 +232,7 @@ def _place(kind: str, choice: str, job: SimulatedJob, random: np.random.Generato
     if "segment=send_backward" in choice:
         allowed = grid.rank[1:].reshape(-1)
     if kind == FaultKind.SLOW_GPU and job.world_size >= FLEET_RANKS:
-        count = int(np.rint(np.exp(random.uniform(0.0, np.log(MOST_SLOW_GPUS)))))  # few as often as many
+        drawn = int(np.rint(np.exp(random.uniform(0.0, np.log(MOST_SLOW_GPUS)))))  # few as often as many
+        count = {0: 1, 1: MOST_SLOW_GPUS}.get(turn, drawn)
         return f"rank={','.join(str(rank) for rank in sorted(random.choice(allowed, count, replace=False).tolist()))}"
     return f"rank={int(random.choice(allowed))}"

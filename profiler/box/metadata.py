@@ -24,7 +24,7 @@ class MetadataKind(StrEnum):
     schedule: actions (list of objects: stage, position, action, chunk, microbatch, depends_on [[stage, position], ...])
     step: step, start_ns (monotonic), duration_ns, shadow (whether its spans were not timed), worked_ns (where it is
         known); written when it ends
-    metrics: step, and any of loss, grad_norm, tokens, mfu, learning_rate, eval_loss; several lines add up
+    metrics: step, and any of loss, grad_norm, tokens, rank_tokens, mfu, learning_rate, eval_loss; several lines add up
     fault: the columns of the table ``faults``, its kind as fault_kind, its moments monotonic
     clock: reference (host), moment_ns (monotonic), offset_ns (to be added to this host's UTC), uncertainty_ns
     exception: type, message, moment_ns (monotonic); exit: reason, moment_ns (monotonic)

@@ -65,3 +65,22 @@ def test_a_single_burst_of_a_simulated_job_is_named(on_rollups: bool) -> None:
 def test_throttling_that_comes_back_not_once_is_a_slow_device_as_well(steps: str, is_alone: bool) -> None:
     fault = parse_fault(f"throttling:rank=1:factor=1.5:period=15:duty=0.33:steps={steps}")
     assert looks_like(fault, 100) == ({"slow-gpu"} if is_alone else set())
+
+
+@pytest.mark.parametrize(
+    ("steps", "on_rollups", "is_one_stretch"),
+    [
+        ("70-", True, True),
+        ("70-", False, False),
+        ("69-", True, False),
+        ("65-", True, False),
+        ("60-89", True, True),
+        ("60-90", True, False),
+    ],
+)
+def test_throttling_within_two_windows_is_a_slow_device_as_well_on_rollups(
+    steps: str, on_rollups: bool, is_one_stretch: bool
+) -> None:
+    """Steps 70 to 73 and 85 to 88 are four in each of two windows, as steps 76 to 83 are."""
+    fault = parse_fault(f"throttling:rank=1:factor=1.8:period=15:duty=0.3:steps={steps}")
+    assert looks_like(fault, 100, on_rollups=on_rollups) == ({"slow-gpu"} if is_one_stretch else set())

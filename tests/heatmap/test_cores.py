@@ -136,6 +136,21 @@ def test_a_slow_rank_is_accused(tmp_path: Path, job: Job) -> None:
     assert SIGNAL not in {one.signal for one in found.abstained}
 
 
+def test_what_all_ranks_worked_is_read_only_where_an_accused_one_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a fleet that takes longer than all else, and most accuse nobody who told."""
+
+    def unread(*_: Any) -> FloatArray:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("megascope.heatmap.cores.worked_ms", unread)
+    silent = Job(slow=SLOW, known=(1.0, 1.0, 0.0, 1.0))
+    assert [one.ranks for one in verdict_of(store_of(tmp_path / "silent", silent)).culprits] == [(2,)]
+    with pytest.raises(AssertionError, match="read"):
+        verdict_of(store_of(tmp_path / "told", Job(slow=SLOW)))
+
+
 def test_beside_a_starved_rank_the_slow_one_is_named(tmp_path: Path) -> None:
     found = verdict_of(store_of(tmp_path / "s", Job(STARVED, slow=SLOW)))
     assert [one.ranks for one in found.culprits] == [(2,)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megascope.collectors.reading.store import Store
-from megascope.heatmap.jobwide.data_stalls import find_data_stalls
+from megascope.heatmap.jobwide.data_stalls import SIGNAL, find_data_stalls
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Outcome, Pattern, describe
@@ -27,8 +27,12 @@ def loading(
     hosts: int = 2,
     beside: bool = False,
     waits: bool = True,
+    timed: bool = True,
 ) -> Store:
-    """Ranks that load, compute and meet. ``beside``: the device computes while the host loads for the next step."""
+    """Ranks that load, compute and meet. ``beside``: the device computes while the host loads for the next step.
+
+    ``waits``: communication is recorded; ``timed``: with how long it was waited for.
+    """
     spans, at = [], 0.0
     steps: dict[str, list[int]] = {"rank": [], "step": [], "start_ns": [], "duration_ns": []}
     for step in range(STEPS):
@@ -42,8 +46,9 @@ def loading(
             spans.append(Span(rank, step, "forward", begins, work))
             ends = at + longest + FORWARD_MS + 3.0
             waited = ends - begins - work
+            exposed = waited if timed else None
             spans.append(
-                Span(rank, step, "all_reduce", ends - waited, waited, exposed_ms=waited, kind="collective")
+                Span(rank, step, "all_reduce", ends - waited, waited, exposed_ms=exposed, kind="collective")
                 if waits
                 else Span(rank, step, "optimizer", ends - waited, 1.0, kind="optimizer")
             )
@@ -151,9 +156,19 @@ def test_loading_beside_the_device_costs_nothing(tmp_path: Path) -> None:
         assert _findings(store) == Findings()
 
 
-def test_without_recorded_waiting_nothing_is_said(tmp_path: Path) -> None:
-    with loading(tmp_path, lambda rank, step: 80.0, waits=False) as store:
-        assert _findings(store) == Findings()
+@pytest.mark.parametrize("waits", [False, True], ids=["no-communication", "no-times-of-it"])
+@pytest.mark.parametrize(("load_ms", "told"), [(80.0, True), (1.0, False), (None, False)])
+def test_without_recorded_waiting_costly_loading_is_not_judged(
+    tmp_path: Path, waits: bool, load_ms: float | None, told: bool
+) -> None:
+    """Others may have gone on beside it; what costs little whatever they did is no finding either way."""
+    with loading(tmp_path, lambda rank, step: load_ms, waits=waits, timed=False) as store:
+        found = _findings(store)
+        assert (found.culprits, found.blocking) == ((), ())
+        assert [(one.signal, "waiting was not recorded" in one.reason) for one in found.abstained] == (
+            [(SIGNAL, True)] if told else []
+        )
+        assert set(found.abstained) <= set(find_stragglers(store, store.attempt()).abstained)
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from megascope.collectors.reading.store import Store
 from megascope.collectors.writing.writer import TableWriter
-from megascope.heatmap.jobwide.launch_drift import find_launch_drift
-from megascope.heatmap.launches import launch_spread
+from megascope.heatmap.jobwide.launch_drift import SIGNAL, find_launch_drift
+from megascope.heatmap.launches import launch_spread, launches_of
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
-from megascope.heatmap.verdict import Cause, CulpritKind, Pattern, describe
+from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Outcome, Pattern, describe
 from megascope.scoring.runs import SPANS
-from megascope.scoring.trials import Trial
+from megascope.scoring.trials import COSTS, Trial
 from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.noise import MeasuredNoise
 from megascope.trainer.simulator.writing import simulate
+from support.faulty_job import faulty_job
 
 LAYOUT = (("pp", 2), ("dp", 8), ("tp", 1))
 FIRST, LAST = (2, 34), (67, 99)
@@ -51,17 +54,23 @@ def test_a_healthy_job_and_one_late_rank_are_no_such_sign(tmp_path: Path, faults
         assert (found.late_ms > 2 * found.early_ms) == bool(faults)
 
 
-def without(source: Store, root: Path, segment: str, group: str = '"group"') -> Store:
-    """A copy of a store in which nobody recorded a segment. ``group`` is SQL for the group of each collective."""
+def without(source: Store, root: Path, segment: str, group: str = '"group"', unknown: tuple[str, ...] = ()) -> Store:
+    """A copy of a store in which nobody recorded a segment. ``group`` is SQL for the group of each collective;
+    ``unknown`` are columns of the spans that are NULL. Without a ``sequence`` no clocks are known."""
     attempt = source.attempt()
     with TableWriter(root, "copy") as writer:
         for table in ("runs", "ranks", "segments", "steps", "groups", "schedule", "clock_offsets"):
+            if table == "clock_offsets" and "sequence" in unknown:
+                continue
             rows = source.read(table, attempt)
             writer.write(
                 table, attempt.run, attempt.attempt, rows, axes=list(attempt.layout) if table == "ranks" else ()
             )
         where = f"segment NOT IN (SELECT segment FROM segments WHERE name = '{segment}')"
-        events = f'SELECT * REPLACE (CAST({group} AS BIGINT) AS "group") FROM events WHERE {where}'
+        changed = ", ".join(
+            [f'CAST({group} AS BIGINT) AS "group"', *(f"CAST(NULL AS BIGINT) AS {one}" for one in unknown)]
+        )
+        events = f"SELECT * REPLACE ({changed}) FROM events WHERE {where}"
         writer.write("events", attempt.run, attempt.attempt, source.query(events, attempt=attempt))
         writer.commit()
     return Store(root)
@@ -110,6 +119,66 @@ def test_other_lateness_is_not_taken_for_collections(tmp_path: Path, faults: tup
     with simulated(tmp_path / "all", *faults) as source:
         store = without(source, tmp_path / "some", "gc")
         assert find_launch_drift(store, store.attempt(), observe(store, store.attempt())).culprits == ()
+
+
+def not_judged(store: Store) -> list[str]:
+    """Why launches were not judged."""
+    notes = find_stragglers(store, store.attempt()).abstained
+    return [one.reason for one in notes if one.signal == SIGNAL and "launches of" in one.reason]
+
+
+@pytest.mark.parametrize(
+    ("column", "why"), [("sequence", "clocks are not aligned"), ("exposed_ns", "waiting was not recorded")]
+)
+def test_what_launches_need_and_have_not_is_told(tmp_path: Path, column: str, why: str) -> None:
+    with simulated(tmp_path / "all", "gc-drift:growth_ms=300:every=5") as source:
+        store = without(source, tmp_path / "some", "gc", unknown=(column,))
+        found = find_launch_drift(store, store.attempt(), observe(store, store.attempt()))
+        assert (found.culprits, found.blocking) == ((), ())
+        [note] = found.abstained
+        assert (note.signal, why in note.reason, "dp_reduce_scatter" in note.reason) == (SIGNAL, True, True)
+        assert not_judged(store) == [note.reason]
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["no-collections", "collections"])
+def test_a_healthy_fleet_stays_healthy_where_launches_are_not_judged(tmp_path: Path, recorded: bool) -> None:
+    """Rollups do not say when ranks launched; collections that were recorded are judged by themselves."""
+    costs = COSTS if recorded else replace(COSTS, gc_ns=0.0, gc_every_steps=0)
+    with faulty_job(tmp_path / "store", rollups=True, steps=100, costs=costs) as store:
+        assert find_stragglers(store, store.attempt()).verdict == Outcome.HEALTHY
+        assert ["rollups were read" in one for one in not_judged(store)] == ([] if recorded else [True])
+
+
+@pytest.mark.parametrize("faults", [(), ("gc-drift:growth_ms=300:every=5",)])
+def test_launches_that_were_judged_are_not_told_of(tmp_path: Path, faults: tuple[str, ...]) -> None:
+    with simulated(tmp_path / "all", *faults) as source:
+        assert not_judged(source) == []
+        assert not_judged(without(source, tmp_path / "some", "gc")) == []
+
+
+def test_a_job_that_launches_nothing_of_the_kind_is_not_told_of(tmp_path: Path) -> None:
+    with simulated(tmp_path / "all") as source:
+        store = without(source, tmp_path / "some", "dp_reduce_scatter", unknown=("sequence",))
+        assert find_launch_drift(store, store.attempt(), observe(store, store.attempt())) == Findings()
+
+
+def test_a_launch_whose_moment_is_not_known_is_no_member(tmp_path: Path) -> None:
+    """Of groups of four on two hosts, of which one has a clock, two launches are known: too few to tell who is last."""
+    with simulated(tmp_path / "all") as source:
+        attempt, root = source.attempt(), tmp_path / "some"
+        without(source, root, "gc", """CASE WHEN "group" IS NOT NULL THEN rank % 4 END""", ("sequence",)).close()
+        with TableWriter(root, "clocks") as writer:
+            known = source.read("clock_offsets", attempt)
+            first = known.filter(pc.equal(known["host"], known["host"][0]))
+            writer.write("clock_offsets", attempt.run, attempt.attempt, first)
+            writer.commit()
+        with Store(root) as store:
+            launches = launches_of(store, attempt, (FIRST[0], LAST[1]))
+            assert launches is not None
+            assert (set(launches.ranks), set(launches.members)) == ({4}, {2})
+            assert np.isfinite(launches.spread_ms).all()
+            found = find_launch_drift(store, attempt, observe(store, attempt))
+            assert ["clocks are not aligned" in one.reason for one in found.abstained] == [True]
 
 
 def test_hosts_whose_clocks_are_not_known_tell_nothing(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from megascope.collectors.manifests.manifest import Pruned
 from megascope.collectors.reading.store import Store
+from megascope.heatmap import observations as observations_module
 from megascope.heatmap import source as source_module
 from megascope.heatmap.matrix import load_placement, segment_matrix, segments_available
+from megascope.heatmap.observations import observe
 from megascope.heatmap.source import Source, choose_source
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Outcome
@@ -77,6 +79,21 @@ def test_rollups_are_read_where_spans_are_absent_partial_or_too_many(
     assert (many.source, many.reason) == (Source.ROLLUPS, "2,560 raw spans are too many to be read at once")
     assert choose_source(both, both.attempt(), (100, 149)).source == Source.SPANS
     assert choose_source(spans, spans.attempt()).source == Source.SPANS
+
+
+def test_a_verdict_is_from_rollups_where_pictures_are_still_of_spans(
+    spans: Store, both: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = both.attempt()
+    monkeypatch.setattr(observations_module, "MOST_JUDGED", 1000)
+    assert choose_source(both, attempt).source == Source.SPANS
+    source = observe(both, attempt).source
+    assert (source.source, source.reason) == (Source.ROLLUPS, "2,560 raw spans are too many to be read at once")
+    assert observe(both, attempt, steps=(100, 149)).source.source == Source.SPANS
+    assert observe(spans, spans.attempt()).source.source == Source.SPANS
+    verdict = find_stragglers(both, attempt)
+    assert [one.ranks for one in verdict.culprits] == [(SLOW_RANK,)]
+    assert any(one.signal == "spans" and "too many" in one.reason for one in verdict.abstained)
 
 
 @pytest.mark.parametrize("metric", ["self", "duration", "exposed", "count"])

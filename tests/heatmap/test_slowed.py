@@ -47,9 +47,17 @@ def job(
 
 
 def job_of(
-    root: Path, work: FloatArray, layout: dict[str, int], knows: npt.NDArray[np.bool_], *, communicates: bool = True
+    root: Path,
+    work: FloatArray,
+    layout: dict[str, int],
+    knows: npt.NDArray[np.bool_],
+    *,
+    communicates: bool = True,
+    tokens: FloatArray | None = None,
 ) -> Store:
-    """The store of ranks that work so long [R, S], give or take noise and load, and then meet, if that is recorded."""
+    """The store of ranks that work so long [R, S], give or take noise and load, and then meet, if that is recorded.
+
+    They tell their ``tokens`` [R, S], if any."""
     random = np.random.default_rng(3)
     load = np.exp(np.cumsum(random.normal(0, 0.02, STEPS)))
     worked = work * load * random.lognormal(0, 0.04, (RANKS, STEPS))
@@ -71,6 +79,8 @@ def job_of(
             round(float(value) * MS) if has else None for value, has in zip(worked.ravel(), knows[rank], strict=True)
         ],
     }
+    if tokens is not None:
+        rows["rank_tokens"] = tokens.ravel().astype(int)
     return write_spans(root, spans, layout=layout, more={"steps": rows})
 
 
@@ -104,6 +114,16 @@ def test_else_nobody_is_accused(tmp_path: Path, changed: dict[str, Any]) -> None
         verdict = find_stragglers(store, store.attempt())
         assert verdict.culprits == ()
         assert verdict.verdict != Outcome.FINDINGS
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_rank_that_was_given_more_tokens_is_not_accused_if_it_tells_them(tmp_path: Path, told: bool) -> None:
+    share = np.ones((RANKS, STEPS))
+    share[5, SLOW_FROM:] *= 1.1
+    tokens = 1000 * share if told else None
+    with job_of(tmp_path / "s", 60 * share, LAYOUT, np.ones(RANKS, bool), tokens=tokens) as store:
+        accused = [one.ranks for one in find_stragglers(store, store.attempt()).culprits if one.ranks]
+    assert accused == ([] if told else [(5,)])
 
 
 def test_a_stage_of_one_rank_is_not_accused_of_what_changes_the_work_of_all(tmp_path: Path) -> None:

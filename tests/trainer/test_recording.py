@@ -193,4 +193,5 @@ def test_metrics_of_every_step_are_recorded(recorded: Recorded) -> None:
         assert [metrics[step]["grad_norm"] for step in range(STEPS)] == result.grad_norms
         assert metrics[3]["eval_loss"] == result.eval_losses[3]
         assert metrics[0]["tokens"] == 8 * 32
+        assert metrics[0]["rank_tokens"] == 8 * 32 // 2, "what its replica was given"
         assert "mfu" not in metrics[0]

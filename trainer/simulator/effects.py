@@ -68,6 +68,10 @@ class Effect:
         """Pauses in a segment of `STALL_SEGMENTS`, nanoseconds to add, [world, S]."""
         return None
 
+    def tokens_factor(self, job: SimulatedJob, steps: IntArray) -> FloatArray | None:
+        """Tokens of a replica in a step over the usual, [replicas, S], where its ranks tell them."""
+        return None
+
     def loses_heartbeat(self, job: SimulatedJob, steps: IntArray) -> BoolArray | None:
         """Whether a rank's heartbeats of a step are missing, [world, S]."""
         return None

@@ -214,9 +214,17 @@ class UnevenInput(Effect):
 
     def microbatch_factor(self, job: SimulatedJob, steps: IntArray, segment: str) -> FloatArray | None:
         """See `Effect`; forward and backward of a micro-batch have the same factor."""
-        covered = _covered(self.fault, steps)
-        if segment not in COMPUTE_SEGMENTS or not covered.any():
+        if segment not in COMPUTE_SEGMENTS or not _covered(self.fault, steps).any():
             return None
+        return self._factors(job, steps)
+
+    def tokens_factor(self, job: SimulatedJob, steps: IntArray) -> FloatArray | None:
+        """See `Effect`; what a micro-batch costs goes with its tokens."""
+        return None if self.fault.tokens is None else self._factors(job, steps).mean(axis=0)
+
+    def _factors(self, job: SimulatedJob, steps: IntArray) -> FloatArray:
+        """Cost of every micro-batch, [M, G, S]."""
+        covered = _covered(self.fault, steps)
         spread, shape = self.fault.spread or 0.0, (job.microbatches, job.grid.replicas)
         factor = np.ones((*shape, len(steps)))
         for place in np.flatnonzero(covered):

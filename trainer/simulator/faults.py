@@ -66,6 +66,9 @@ STATES = ("sleeping", "running", "disk-sleep", "stopped")
 TYPE, SIZE = "type", "size"
 """In what a rank's collective may differ from that of its peers."""
 
+TOLD = "told"
+"""Of unequal sequences: each rank says how many tokens it had."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -96,6 +99,7 @@ class Fault:
     last_step: int | None = None
     state: str | None = None
     differs: str | None = None
+    tokens: str | None = None
 
     @property
     def is_hang(self) -> bool:
@@ -126,7 +130,7 @@ def _steps(text: str) -> tuple[int, int | None]:
 _READ: Mapping[str, Callable[[str], Any]] = {
     "rank": _ranks, "host": int, "stage": int, "segment": str, "microbatch": int, "factor": float, "delay_ms": float,
     "growth_ms": float, "spread": float, "every": int, "period": int, "duty": float, "bandwidth": float,
-    "steps": _steps, "step": int, "state": str, "differs": str,
+    "steps": _steps, "step": int, "state": str, "differs": str, "tokens": str,
 }  # fmt: skip
 
 _RANK_OR_HOST = frozenset({"rank", "host"})
@@ -138,7 +142,7 @@ _SLOW_KEYS: Mapping[FaultKind, tuple[set[str], set[str]]] = {
     FaultKind.GC_DRIFT: ({"growth_ms"}, {"rank", "every", "steps"}),
     FaultKind.DATA_STALL: ({"delay_ms"}, {"rank", "host", "every", "steps"}),
     FaultKind.STORAGE_STALL: ({"delay_ms"}, {"rank", "host", "every", "steps"}),
-    FaultKind.UNEVEN_SEQUENCES: ({"spread"}, {"steps"}),
+    FaultKind.UNEVEN_SEQUENCES: ({"spread"}, {"steps", "tokens"}),
     FaultKind.UNEVEN_STAGES: ({"stage", "factor"}, {"steps"}),
     FaultKind.LOST_HEARTBEATS: (set(), {"rank", "host", "steps"}),
 }
@@ -152,7 +156,7 @@ _OTHER_HANG_KEYS: Mapping[FaultKind, tuple[set[str], set[str]]] = {
 }
 _NEEDS_A_PLACE = frozenset({FaultKind.DEGRADED_NIC, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, FaultKind.DEAD})
 _ONE_PLACE = _NEEDS_A_PLACE | {FaultKind.DATA_STALL}
-_WORDS: Mapping[str, tuple[str, ...]] = {"state": STATES, "differs": (TYPE, SIZE)}
+_WORDS: Mapping[str, tuple[str, ...]] = {"state": STATES, "differs": (TYPE, SIZE), "tokens": (TOLD,)}
 
 
 def parse_fault(text: str) -> Fault:
@@ -161,8 +165,8 @@ def parse_fault(text: str) -> Fault:
     slow-gpu:rank=5:factor=1.3[:segment=backward][:steps=20-]; throttling:rank=5:factor=1.4:period=10[:duty=0.5];
     slow-host:host=2:factor=1.2; degraded-nic:rank=5 (or host=2) [:bandwidth=0.1]; gc-drift:growth_ms=40[:rank=..]
     [:every=5]; data-stall:delay_ms=300[:rank=5][:every=4] (of all ranks that load, if none is named);
-    storage-stall:host=2:delay_ms=2000[:every=10];
-    uneven-sequences:spread=0.3; uneven-stages:stage=3:factor=1.2; lost-heartbeats:host=2[:steps=20-40]; and of hangs
+    storage-stall:host=2:delay_ms=2000[:every=10]; uneven-sequences:spread=0.3[:tokens=told];
+    uneven-stages:stage=3:factor=1.2; lost-heartbeats:host=2[:steps=20-40]; and of hangs
     host-stuck:rank=5:step=12[:segment=data][:microbatch=3][:state=stopped], mismatch:rank=5:step=12[:differs=size],
     dead:host=2:step=12, and each other kind of HANG_KINDS with rank and step; and of what only looks like a hang
     crawling:rank=5:step=12:factor=30 and long-phase:rank=5:step=12:segment=checkpoint:delay_ms=20000.

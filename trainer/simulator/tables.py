@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...collectors.tables.schemas import RANKS_PER_BLOCK
 from ..schedule import as_rows
 from .clocks import HostClocks
-from .effects import FloatArray, IntArray
+from .effects import FloatArray, IntArray, product
 from .groups import Groups
 from .job import SimulatedJob
 from .spans import SEGMENTS
@@ -101,6 +101,7 @@ def step_rows(
     ``begin`` and ``end`` [P, T, S, G] as a sink gets them; ``moments_ns`` [steps + 1]: true moments of synchronisation.
     """
     grid, clocks = job.grid, HostClocks.of(job)
+    shares = product([effect.tokens_factor(job, index + job.first_step) for effect in job.effects])
     places = (grid.stage, grid.tp, slice(None), grid.replica)
     starts = moments_ns[index] + begin[places].astype(np.int64)
     ends = moments_ns[index + 1] + end[places].astype(np.int64)
@@ -121,6 +122,9 @@ def step_rows(
         }
         if job.costs.tokens_per_step is not None:
             rows["tokens"] = np.full(duration.size, job.costs.tokens_per_step)
+            if shares is not None:
+                own = job.costs.tokens_per_step / grid.replicas * shares[grid.replica[ranks]]
+                rows["rank_tokens"] = np.round(own).astype(np.int64).T.reshape(-1)
         if mfu is not None:
             rows["mfu"] = np.repeat(mfu, len(ranks))
         yield first, rows

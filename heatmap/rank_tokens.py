@@ -1,0 +1,125 @@
+"""How many tokens each rank's own work had, beside its peers': what its time is divided by where they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..collectors.reading.store import Attempt, Store
+from ..profiler.vocabulary import SegmentKind
+from .cells import SegmentCells
+from .peers import FloatArray, IntArray, column_median
+
+ALIKE = 0.005
+"""Ranks whose tokens differ by less than this share have equally many."""
+
+MIN_TOLD = 0.5
+"""Share of the columns in which a rank computes, in which it has to tell its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTokens:
+    """Tokens of ranks [R] in columns [C], mean per timed step of a column.
+
+    ``each`` [R, C]: NaN where a rank has not told, or had none. ``beside`` [R, C]: the same over the median of the
+    peer group; 1 in groups that have equally many or do not all tell, NaN where a rank of another group has not told.
+    ``varies`` [R]: whose group has unequally many, and tells. ``untold`` are ranks that do not tell, of groups in which
+    others do. ``counts_hold``: no span is missing, so that a rank with fewer spans has had fewer micro-batches.
+    """
+
+    each: FloatArray
+    beside: FloatArray
+    varies: npt.NDArray[np.bool_]
+    untold: tuple[int, ...]
+    counts_hold: bool
+
+    def scale(self, count: FloatArray, roles: IntArray) -> FloatArray:
+        """Tokens of a span beside those of the peers' spans, [K, R, C], from how many there are, [K, R, C].
+
+        With all spans there, a rank's tokens are in its own number of them; else each rank is taken to have as many.
+        NaN where there is no span or tokens are not known, 1 where nothing varies.
+        """
+        result = np.where(count > 0, self.beside, np.nan)
+        for role in np.unique(roles[self.varies]) if self.counts_hold else ():
+            here = np.flatnonzero((roles == role) & self.varies)
+            own = np.where(np.isfinite(result[:, here]), count[:, here], np.nan)
+            per_span = self.each[here] / own
+            usual = np.stack([column_median(one) for one in per_span])[:, np.newaxis]
+            result[:, here] = per_span / usual
+        return np.where(self.varies[:, np.newaxis], result, 1.0)
+
+
+def load_rank_tokens(
+    store: Store,
+    attempt: Attempt,
+    cells: Sequence[SegmentCells],
+    ranks: IntArray,
+    steps: IntArray,
+    roles: IntArray,
+) -> RankTokens | None:
+    """Tokens of the ranks that tell them (column ``rank_tokens``); None where nothing follows: nobody tells, or all
+    tell and have as many as their peers. ``steps`` are columns of as many steps as the ``cells`` have."""
+    compute = [one for one in cells if one.kind == SegmentKind.COMPUTE]
+    if not compute or not _is_told(store, attempt, steps):
+        return None
+    works = np.any([(one.count > 0).any(axis=0) for one in compute], axis=0)
+    each = np.where(works, _load(store, attempt, ranks, steps, compute[0].step_width), np.nan)
+    beside, varies, untold = np.ones(each.shape), np.zeros(len(ranks), bool), list[int]()
+    for role in np.unique(roles[roles >= 0]):
+        here = np.flatnonzero((roles == role) & works.any(axis=1))
+        known = np.isfinite(each[here]).sum(axis=1)
+        tells = (known > 0) & (known >= MIN_TOLD * works[here].sum(axis=1))
+        if not tells.all():
+            untold += ranks[here[~tells]].tolist() if tells.any() else []
+            continue
+        ratio = each[here] / column_median(each[here])
+        if np.nanmax(np.abs(np.log(ratio)), initial=0.0) > math.log1p(ALIKE):
+            beside[here], varies[here] = ratio, True
+    if not varies.any() and not untold:
+        return None
+    holds = not varies.any() or _counts_hold(store, attempt, compute[0].step_width == 1)
+    return RankTokens(each, beside, varies, tuple(sorted(untold)), holds)
+
+
+def _is_told(store: Store, attempt: Attempt, steps: IntArray) -> bool:
+    """Whether anybody tells, by three steps each of the first, the middle and the last column.
+
+    Who matters tells at least half of its steps; reading all rows takes seconds at 12,288 ranks.
+    """
+    if not len(steps):
+        return False
+    asked = ",".join(str(int(first) + more) for first in steps[[0, len(steps) // 2, -1]] for more in range(3))
+    sql = f"SELECT 1 FROM steps WHERE step IN ({asked}) AND rank_tokens IS NOT NULL LIMIT 1"
+    return bool(store.query(sql, attempt=attempt).num_rows)
+
+
+def _load(store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray, width: int) -> FloatArray:
+    """Mean over the timed steps of each column, [R, C]; NaN where a step has not told, or all had none."""
+    table = store.query(
+        f"""SELECT rank, step // {width} * {width} AS step, avg(rank_tokens)::DOUBLE AS tokens FROM steps
+            WHERE NOT coalesce(shadow, false) GROUP BY ALL
+            HAVING count(rank_tokens) = count(*) AND min(rank_tokens) >= 0 AND sum(rank_tokens) > 0""",
+        attempt=attempt,
+    )
+    result = np.full((len(ranks), len(steps)), np.nan)
+    rank, step = table["rank"].to_numpy(), table["step"].to_numpy()
+    keep = np.isin(rank, ranks) & np.isin(step, steps)
+    at = np.searchsorted(ranks, rank[keep]), np.searchsorted(steps, step[keep])
+    result[at] = table["tokens"].to_numpy()[keep]
+    return result
+
+
+def _counts_hold(store: Store, attempt: Attempt, has_spans: bool) -> bool:
+    """Whether no span of compute was overwritten before it was read, or has no time."""
+    lost = store.query("SELECT 1 FROM heartbeats WHERE lost_spans > 0 LIMIT 1", attempt=attempt)
+    if lost.num_rows or not has_spans:
+        return not lost.num_rows
+    sql = (
+        f"SELECT 1 FROM spans WHERE kind = '{SegmentKind.COMPUTE}' AND step IS NOT NULL "
+        f"AND (status <> 'ok' OR self_ns IS NULL) LIMIT 1"
+    )
+    return not store.query(sql, attempt=attempt).num_rows
