@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .graph import WaitGraph, is_weak
+from .graph import Operation, WaitGraph, is_weak
 from .mismatch import Root
 from .operations import synchronises
 from .recovered import FEW, without_record
 from .states import Flight, RankState, Snapshot
 from .streams import Streams
-from .verdict import CulpritKind
+from .verdict import CulpritKind, listed
+
+Key = tuple[int, int]
+"""Group and sequence number of an operation."""
+
+HARDLY_ANY = 32
+"""One silent member of so many or more is silent by chance. Of fewer it may as well be what the others wait for: ranks
+fail in more ways than links do."""
 
 
 def told_held(done: Sequence[int], sequence: int) -> str:
@@ -45,54 +52,113 @@ def judge_joined(
 ) -> tuple[list[Root], set[int]]:
     """One root for each operation in which any of the ``ranks`` stands, although it lacks nobody; and the ranks that
     are covered by that. ``ranks`` wait for nobody."""
-    inside: dict[tuple[int, int], dict[int, Flight]] = defaultdict(dict)
+    inside: dict[Key, dict[int, Flight]] = defaultdict(dict)
     for rank in ranks:
         state = snapshot.states.get(rank)
         flight = None if state is None else stands_in(state, beside, graph.streams)
         if flight is not None:
             inside[flight.group or 0, flight.sequence or 0][rank] = flight
-    judged = (_judge(snapshot, graph, key, held) for key, held in inside.items())
+    standing = _standing(snapshot, graph) if graph.unheard else {}
+    judged = (_judge(snapshot, graph, key, held, alone=[*standing] == [key[0]]) for key, held in inside.items())
     roots = [root for root in judged if root is not None]
     return roots, {rank for held in inside.values() for rank in held}
 
 
-def _judge(snapshot: Snapshot, graph: WaitGraph, key: tuple[int, int], held: dict[int, Flight]) -> Root | None:
-    """What an operation that lacks nobody comes to; ``held`` are ranks that stand in it, each with its flight."""
+def _standing(snapshot: Snapshot, graph: WaitGraph) -> dict[int, int]:
+    """Operations that lack nobody and that nobody has completed, but for those that another one holds up: the first
+    number of each group.
+
+    Who is in an operation that does not complete is missed in what comes after it. That is so of a member that is not
+    heard of too: where it is missed for that, others, in groups of the same kind, wait for ranks that are heard of.
+    """
+    seen = snapshot.states
+    operations = {id(wait.operation): wait.operation for own in graph.waits.values() for wait in own}
+    later = {_place(snapshot, one) for one in operations.values() if any(rank in seen for rank in one.absent)}
+    standing: dict[int, int] = {}
+    for (group, sequence), one in graph.joined.items():
+        if not graph.unheard.isdisjoint(one.members) and _place(snapshot, one) in later:
+            continue
+        if not any(seen[rank].completed(group) >= sequence for rank in one.members if rank in seen):
+            standing[group] = min(sequence, standing.get(group, sequence))
+    return standing
+
+
+def _place(snapshot: Snapshot, operation: Operation) -> tuple[str, int, str]:
+    """An operation as the other groups of its kind have it too."""
+    name = snapshot.groups.get(operation.group)
+    return "" if name is None else name.kind, operation.sequence, operation.segment
+
+
+def _members(snapshot: Snapshot, graph: WaitGraph, key: Key, held: Mapping[int, Flight]) -> tuple[int, ...]:
+    name, operation = snapshot.groups.get(key[0]), graph.joined.get(key)
+    if name is not None:
+        return name.ranks
+    return operation.members if operation is not None else tuple(sorted(held))
+
+
+def _judge(snapshot: Snapshot, graph: WaitGraph, key: Key, held: Mapping[int, Flight], *, alone: bool) -> Root | None:
+    """What an operation that lacks nobody comes to; ``held`` are ranks that stand in it, each with its flight.
+
+    Members that are not heard of may not have joined it. Where they are hardly any of a job that has run, and it is the
+    only operation that nothing else holds up (``alone``), one of them is less likely to be the cause than to be silent
+    by chance, and the links are suspected as where all are heard of.
+    """
     group, sequence = key
     flight, ranks = next(iter(held.values())), tuple(sorted(held))
-    name, operation = snapshot.groups.get(group), graph.joined.get(key)
-    members = name.ranks if name is not None else operation.members if operation is not None else ranks
+    members = _members(snapshot, graph, key, held)
     done = [rank for rank in members if rank in snapshot.states and snapshot.states[rank].completed(group) >= sequence]
     if done and 2 * len(done) >= len(members) and synchronises(flight.kind, flight.segment):
         why = told_held(done, sequence)
         return Root(ranks, CulpritKind.DEVICE_STUCK, 0.7, flight.segment, group, sequence, why=why)
-    if graph.unheard & set(members):
+    silent = tuple(sorted(graph.unheard.intersection(members)))
+    if silent and not alone:
         return None
+    known = tuple(rank for rank in members if rank not in silent)
+    if silent and any(snapshot.states[rank].step is None for rank in known if rank in snapshot.states):
+        return None  # it may never have come
     if not done:
-        apart = _apart(snapshot, members, key)
+        apart = _apart(snapshot, known, key)
         if apart is not None:
-            return apart
-    return unfinished(snapshot, tuple(rank for rank in members if rank not in done), flight.segment, key)
+            return None if silent else apart
+    return unfinished(snapshot, tuple(rank for rank in known if rank not in done), flight.segment, key, silent)
 
 
-def unfinished(snapshot: Snapshot, members: tuple[int, ...], segment: str, key: tuple[int, int]) -> Root | None:
+def judge_only(snapshot: Snapshot, graph: WaitGraph) -> Root | None:
+    """The only operation that stands still, of which some members are not heard of; None if there are more."""
+    standing = list(_standing(snapshot, graph).items())
+    if len(standing) != 1:
+        return None
+    members = graph.joined[standing[0]].members
+    flying = ((rank, one) for rank in members if rank in snapshot.states for one in snapshot.states[rank].flights)
+    inside = {rank: one for rank, one in flying if (one.group, one.sequence) == standing[0]}
+    return _judge(snapshot, graph, standing[0], inside, alone=True) if inside else None
+
+
+def unfinished(
+    snapshot: Snapshot, members: tuple[int, ...], segment: str, key: Key, silent: tuple[int, ...] = ()
+) -> Root | None:
     """Everyone has joined and none completes. One that works on while all others sleep is in the library's hands.
 
-    None where the records of several of them are lost: then one may have called something else there.
+    ``silent`` are further members, of which nothing is known. None where these are more than a few, or the records of
+    several others are lost: then one of them may not be there, or have called something else.
     """
+    every = len(members) + len(silent)
     states = {rank: snapshot.states[rank].process_state for rank in members if rank in snapshot.states}
     running = [rank for rank, state in states.items() if state == "running"]
     asleep = [rank for rank, state in states.items() if state == "sleeping"]
-    if len(running) == 1 and len(asleep) >= 2 and len(asleep) == len(members) - 1:
-        why = "all members have joined and none has completed; it runs inside the operation while the others sleep"
+    but = f"; nothing is heard of rank {listed(silent)}, and it may be the reason" if silent else ""
+    who = "everyone that is heard of" if silent else "everyone"
+    is_one = len(running) == 1 and len(asleep) >= 2 and len(asleep) == len(members) - 1
+    if is_one and len(silent) * FEW <= every:
+        why = f"{who} has joined and none has completed; it runs inside the operation while the others sleep{but}"
         return Root(tuple(running), CulpritKind.LIBRARY, 0.3, segment, *key, why=why)
-    if len(without_record(snapshot, members, key)) * FEW > len(members):
+    if len(silent) * HARDLY_ANY > every or (len(silent) + len(without_record(snapshot, members, key))) * FEW > every:
         return None
-    why = "everyone has joined the operation, and it does not complete"
+    why = f"{who} has joined the operation, and it does not complete{but}"
     return Root(members, CulpritKind.NETWORK, 0.3, segment, *key, why=why)
 
 
-def _apart(snapshot: Snapshot, members: Sequence[int], key: tuple[int, int]) -> Root | None:
+def _apart(snapshot: Snapshot, members: Sequence[int], key: Key) -> Root | None:
     """Members that call the same operation from another step, or from another part of the program, than the rest."""
     steps: dict[int, int | None] = {}
     places: dict[int, str | None] = {}

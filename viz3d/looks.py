@@ -210,13 +210,20 @@ def _judge(
 
 
 def _why_nobody(still: Stillness, roots: Sequence[Root]) -> list[Abstention]:
-    """Why nobody is suspected although ranks stand still: what would tell it is lost."""
-    stands = held(still.graph, still.later)
-    short = {rank for one in stands for rank in without_record(still.later, one.members, (one.group, one.sequence))}
-    if roots or not short:
+    """Why nobody is suspected although ranks stand still: what would tell it is lost, or was never heard."""
+    if roots:
         return []
-    told = f"the records of rank {listed(sorted(short))} in an operation that all have joined are lost: it may have"
-    return [Abstention("records", f"{told} called something else there")]
+    notes = []
+    stands, graph = held(still.graph, still.later), still.graph
+    short = {rank for one in stands for rank in without_record(still.later, one.members, (one.group, one.sequence))}
+    if short:
+        told = f"the records of rank {listed(sorted(short))} in an operation that all have joined are lost: it may have"
+        notes.append(Abstention("records", f"{told} called something else there"))
+    silent = {rank for one in graph.joined.values() for rank in graph.unheard.intersection(one.members)}
+    if silent:
+        told = f"nothing is heard of rank {listed(sorted(silent))}, and others may wait for it: it may be the reason"
+        notes.append(Abstention("coverage", told))
+    return notes
 
 
 def _is_undone(root: Root, still: Stillness) -> bool:

@@ -10,7 +10,7 @@ from ..profiler.vocabulary import SegmentKind
 from .ends import Waiters, find_ends
 from .graph import Operation, Wait, WaitGraph
 from .history import History
-from .joined import judge_joined, stands_in, told_held, unfinished
+from .joined import judge_joined, judge_only, stands_in, told_held, unfinished
 from .knots import judge_knot
 from .mismatch import Root
 from .operations import synchronises
@@ -174,7 +174,9 @@ def _asymmetric(snapshot: Snapshot, graph: WaitGraph, beside: frozenset[str], ac
 
 def _unfinished(graph: WaitGraph, snapshot: Snapshot) -> list[Root]:
     """Operations that all members joined and none completes: nobody is at fault, the links between them may be."""
-    found = (unfinished(snapshot, one.members, one.segment, (one.group, one.sequence)) for one in held(graph, snapshot))
+    found = [unfinished(snapshot, one.members, one.segment, (one.group, one.sequence)) for one in held(graph, snapshot)]
+    if not found and graph.unheard:
+        found = [judge_only(snapshot, graph)]
     return [root for root in found if root is not None]
 
 

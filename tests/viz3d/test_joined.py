@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from megascope.profiler.topology import Topology
 from megascope.viz3d.history import NoHistory
 from megascope.viz3d.looks import compare_looks
+from megascope.viz3d.states import Snapshot
 from megascope.viz3d.verdict import CulpritKind, State
 from support.hang_scenes import STEP, Scene
 
@@ -85,6 +87,85 @@ def test_one_that_works_on_inside_it_while_all_others_sleep_is_the_suspect() -> 
     assert [(root.ranks, root.kind) for root in diagnosis.roots] == [((3,), CulpritKind.LIBRARY)]
     scene.process(1, "running")
     assert [root.kind for root in compare_looks(*scene.looks()).roots] == [CulpritKind.NETWORK]
+
+
+def reducing(dp: int, silent: Iterable[int] = (), mesh: Topology | None = None) -> Scene:
+    """All replicas stand in one reduction; of the silent ones nothing was ever heard."""
+    scene = Scene(mesh or Topology.of(dp=dp))
+    for rank in range(scene.mesh.world_size):
+        scene.collective(rank, "dp", 4, "dp_reduce_scatter")
+    for rank in silent:
+        scene.lose(rank)
+    return scene
+
+
+def looks(scene: Scene) -> tuple[Snapshot, Snapshot]:
+    """Two looks at ranks of which those without data have never had any."""
+    earlier, later = scene.looks()
+    return tuple(replace(one, never_heard=frozenset(one.missing)) for one in (earlier, later))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("dp", "silent", "suspected"), [(32, 1, True), (31, 1, False), (64, 2, True), (64, 3, False)])
+def test_links_are_suspected_beside_few_members_that_are_not_heard_of(dp: int, silent: int, *, suspected: bool) -> None:
+    diagnosis = compare_looks(*looks(reducing(dp, range(2, 2 + silent))))
+    assert diagnosis.state == State.INCONCLUSIVE
+    heard = tuple(rank for rank in range(dp) if not 2 <= rank < 2 + silent)
+    assert [(root.ranks, root.kind) for root in diagnosis.roots] == (
+        [(heard, CulpritKind.NETWORK)] if suspected else []
+    )
+    told = [root.why for root in diagnosis.roots] or [one.reason for one in diagnosis.abstained]
+    silent_ranks = ", ".join(str(rank) for rank in range(2, 2 + silent))
+    assert any(f"nothing is heard of rank {silent_ranks}, and" in one for one in told)
+
+
+def test_the_one_that_works_on_is_the_suspect_beside_a_member_that_is_not_heard_of() -> None:
+    scene = reducing(16, [5])
+    scene.process(3, "running")
+    [root] = compare_looks(*looks(scene)).roots
+    assert (root.ranks, root.kind) == ((3,), CulpritKind.LIBRARY)
+    assert "nothing is heard of rank 5" in root.why
+
+
+@pytest.mark.parametrize(("lost", "suspected"), [(1, True), (4, False)])
+def test_lost_records_and_members_that_are_not_heard_of_count_together(lost: int, *, suspected: bool) -> None:
+    scene = reducing(32, [5])
+    for rank in range(6, 6 + lost):
+        scene.states[rank] = replace(scene.states[rank], flights=())
+    kinds = [root.kind for root in compare_looks(*looks(scene)).roots]
+    assert kinds == ([CulpritKind.NETWORK] if suspected else [])
+
+
+def missed(*, in_step: bool) -> Scene:
+    """Ranks 5, 13, 21, ... stand in their gather, and their tensor-parallel peers wait for them in the call after it.
+    Rank 5 was never heard of; not ``in_step``, its peers wait for it in an earlier call than the others do."""
+    scene = Scene(Topology.of(dp=32, tp=8))
+    for rank in range(scene.mesh.world_size):
+        if rank % 8 == 5:
+            scene.collective(rank, "dp", 4, "dp_all_gather")
+        else:
+            scene.collective(rank, "tp", 7 if in_step or rank >= 8 else 6, "tp_all_gather", since_s=40)
+    scene.lose(5)
+    return scene
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_silent_member_is_in_the_gather_if_it_is_missed_where_the_others_are(*, in_step: bool) -> None:
+    diagnosis = compare_looks(*looks(missed(in_step=in_step)))
+    assert diagnosis.state == State.INCONCLUSIVE
+    links = [root.ranks for root in diagnosis.roots if root.kind == CulpritKind.NETWORK]
+    assert links == ([tuple(range(13, 256, 8))] if in_step else [])
+
+
+def test_before_the_first_step_a_rank_that_is_not_heard_of_may_never_have_come() -> None:
+    scene = reducing(32, [5])
+    scene.states = {rank: replace(state, step=None) for rank, state in scene.states.items()}
+    assert CulpritKind.NETWORK not in {root.kind for root in compare_looks(*looks(scene)).roots}
+
+
+def test_members_in_different_steps_are_no_sign_of_links_though_one_is_not_heard_of() -> None:
+    scene = reducing(32, [5])
+    scene.states[1] = replace(scene.states[1], step=STEP + 1)
+    assert compare_looks(*looks(scene)).roots == ()
 
 
 def test_the_same_number_from_different_steps_is_a_desync() -> None:

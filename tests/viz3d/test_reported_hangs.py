@@ -63,7 +63,8 @@ def test_pytorch_172668_the_same_from_dumps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [None, 12])
 def test_megatron_lm_5240_two_ranks_set_up_their_communicator_in_another_order(step: int | None) -> None:
     """PP4, VP2: each of two neighbours receives from the other in what should have been made by both first. Before the
-    first step, and in a later one in which another pair meets for the first time."""
+    first step, and in a later one in which another pair meets for the first time. That it is a communicator's first use
+    that hangs is not told: nothing in the evidence is of how it was set up."""
     scene = Scene(Topology.of(pp=4))
     scene.states = {rank: replace(state, step=step) for rank, state in scene.states.items()}
     scene.message(1, "recv", 2, 1, kind="pp")
@@ -77,7 +78,8 @@ def test_megatron_lm_5240_two_ranks_set_up_their_communicator_in_another_order(s
 
 
 def test_deepspeed_5066_an_expert_without_tokens() -> None:
-    """ZeRO-3 with experts: rank 2 has gone on to the loss while its partners gather its expert's weights."""
+    """ZeRO-3 with experts: rank 2 has gone on to the loss while its partners gather its expert's weights. One look
+    tells where it is and that it is a call behind; that it left that out, and in which line, past and stack tell."""
     scene = Scene(Topology.of(dp=4))
     for rank in (0, 1, 3):
         scene.collective(rank, "dp", 40, "all_gather")
@@ -147,7 +149,8 @@ def test_pytorch_196968_the_rank_whose_dump_is_missing_beside_the_dumps_of_all_o
 
 
 def test_art_840_context_parallel_ranks_disagree() -> None:
-    """cp=4: rank 2 is one all-to-all behind, in a plan of its own; axes have any names."""
+    """cp=4: rank 2 is one all-to-all behind, in a plan of its own; axes have any names. That plans differ is not told:
+    it has not come to a call in which that would show, so that it is stuck in its own work and not diverged."""
     scene = Scene(Topology.of(dp=2, cp=4))
     for rank in (0, 1, 3):
         scene.work(rank, "attention")

@@ -112,7 +112,8 @@ def test_axolotl_1495_rank_7_alone_has_another_size(judge: Judge) -> None:
 
 
 def test_ms_swift_8102_ranks_with_fewer_samples_leave_out_the_backward_pass(judge: Judge) -> None:
-    """ZeRO-3: ranks 5 and 6 are behind the others in the group of all, and wait nowhere."""
+    """ZeRO-3: ranks 5 and 6 are behind the others in the group of all, and wait nowhere. A watchdog's numbers do not
+    tell whether they have left calls out or have yet to come to them, so that the kind is the weaker of the two."""
     log = JobLog()
     log.has_size(8)
     for rank in (0, 1, 2, 3, 4, 7):
@@ -244,7 +245,8 @@ def test_megatron_lm_2238_the_group_with_the_shortest_limit_alarms_first(judge: 
 
 
 def test_art_840_context_parallel_ranks_in_different_all_to_alls(judge: Judge) -> None:
-    """The same from logs: differing numbers in the group, and the one that is behind waits in nothing later."""
+    """The same from logs: differing numbers in the group, and the one that is behind waits in nothing later. That its
+    plan is another is in none of the lines."""
     log = JobLog()
     log.has_size(4)
     for rank in (0, 1, 3):
@@ -257,7 +259,8 @@ def test_art_840_context_parallel_ranks_in_different_all_to_alls(judge: Judge) -
 
 
 def test_torchtitan_1681_a_receive_of_8_bytes_where_4_were_sent(judge: Judge) -> None:
-    """PP2, DP2, TP4 on gloo: why is not known; the process that says so is a victim or half of the trouble."""
+    """PP2, DP2, TP4 on gloo: why is not known; the process that says so is a victim or half of the trouble. gloo does
+    not say who sent, so that one of the pair is named, and the evidence says that it may be the other."""
     log = JobLog()
     log.has_size(16)
     log.raises(3, "RuntimeError: [enforce fail at pair.cc:490] op.preamble.length <= op.nbytes. 8 vs 4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from ..graph import build_graph
 from ..mismatch import Root
@@ -22,7 +23,17 @@ MAY_WAIT = 0.3
 """Confidence in an idle rank beside one that did not answer."""
 
 NO_ANSWER = 0.45
-"""Confidence in a rank that others wait for, or failed for want of, and that alone left no dump."""
+"""Confidence in a rank that others wait for, or failed for want of, and that alone left no dump; and in each of those
+of which one is in the right operation."""
+
+MOST_KINDS = 5
+"""Orders of more kinds of groups are not tried."""
+
+DID_NOT_ANSWER = "the other ranks left a dump, and it did not: it is gone, stopped, or does not let its threads run"
+EITHER = (
+    "ranks that wait for each other are in different operations: one of them left out a call, made another one or took "
+    "it late, and dumps of gloo do not tell which"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ def weigh(
     alive = frozenset(snapshot.states)
     if compared and alive and moved >= alive:
         return Weighed(State.RUNNING, ())
-    still = [_as_told(root, folder.dumps) for root in roots if not set(root.ranks) & moved]
+    still = [_as_told(root, folder.dumps, snapshot) for root in roots if not set(root.ranks) & moved]
     doubted = doubts(folder.dumps)
     unsure = _who_may_wait(folder.dumps) | {one.rank for one in doubted}
     firm = [
@@ -58,7 +69,8 @@ def weigh(
     if seen:
         return Weighed(State.HANG, tuple(seen), _waited_for(silent))
     if firm and len(snapshot.missing) * FEW <= len(alive) + len(snapshot.missing):
-        return Weighed(State.HANG, tuple(firm))
+        unlike = [root for root in still if root.is_suspicion and _differ(root, snapshot)]
+        return _without_answer(firm, unlike) if _needs_a_thread(folder.dumps) else Weighed(State.HANG, tuple(firm))
     if silent:
         return Weighed(State.INCONCLUSIVE, (), _waited_for(silent))
     if not still:
@@ -66,7 +78,9 @@ def weigh(
         reason = "those that others wait for moved between the two sets of dumps" if roots else _nothing(snapshot)
         return Weighed(state, (), (Abstention("dumps", reason),))
     why = "all have joined, and nothing tells why it does not complete"
-    if any(root.is_suspicion for root in still):
+    if unlike := [root for root in still if root.is_suspicion and _differ(root, snapshot)]:
+        still, why = unlike, EITHER  # who is idle beside them may wait for them
+    elif any(root.is_suspicion for root in still):
         why = "more than one rank may have been the first to stop, and nothing tells which"
     elif any(root.kind in IDLE for root in still):
         idle = {rank for root in still if root.kind in IDLE for rank in root.ranks}
@@ -78,12 +92,65 @@ def weigh(
     return Weighed(State.INCONCLUSIVE, tuple(still), (Abstention("dumps", why),))
 
 
-def _as_told(root: Root, dumps: Mapping[int, Dump]) -> Root:
-    """A rank of gloo that is in what others are done with is not stuck on its device: those may have given it up."""
-    if root.kind != CulpritKind.DEVICE_STUCK or not any(_is_gloo(dumps.get(rank)) for rank in root.ranks):
+def _as_told(root: Root, dumps: Mapping[int, Dump], snapshot: Snapshot) -> Root:
+    """What a root of gloo's dumps comes to, in which less is recorded.
+
+    A rank that is in what others are done with is not stuck on its device: those may have given it up. Where all that
+    differ are named for want of a majority, one of them is right, and the dumps do not tell which.
+    """
+    if not any(_is_gloo(dumps.get(rank)) for rank in root.ranks):
         return root
-    why = f"{root.why}, or has given it up: gloo does not tell which"
-    return replace(root, kind=CulpritKind.LIBRARY, confidence=MAY_WAIT, why=why)
+    if root.kind == CulpritKind.DEVICE_STUCK:
+        why = f"{root.why}, or has given it up: gloo does not tell which"
+        return replace(root, kind=CulpritKind.LIBRARY, confidence=MAY_WAIT, why=why)
+    if _differ(root, snapshot):
+        return replace(root, confidence=min(root.confidence, NO_ANSWER), is_suspicion=True)
+    return root
+
+
+def _differ(root: Root, snapshot: Snapshot) -> bool:
+    """Whether ranks are named because they are in different operations and nothing tells who is in the right one: all
+    members of a group, or a circle that any one of them may have made."""
+    if root.kind == CulpritKind.ORDER_INVERSION:
+        return _one_may_have_made(root.ranks, snapshot)
+    name = None if root.group is None else snapshot.groups.get(root.group)
+    return root.kind == CulpritKind.MISMATCH and name is not None and set(root.ranks) >= set(name.ranks)
+
+
+def _one_may_have_made(circle: Sequence[int], snapshot: Snapshot) -> bool:
+    """Whether there is an order of the groups in which at most one rank of a circle is out of order, that is in an
+    operation that comes after the one in which it is missed: it may have left that out."""
+    states = [snapshot.states[rank] for rank in circle if rank in snapshot.states]
+    found: set[tuple[int, str, str]] = set()
+    for waiter in states:
+        for one in waiter.flights:
+            name = snapshot.groups.get(one.group or 0)
+            missed = [] if name is None else [state for state in states if state.rank in name.ranks]
+            for state in missed:
+                if name is not None and state.issued(one.group or 0) < (one.sequence or 0):
+                    own = {snapshot.groups[flight.group].kind for flight in state.flights if flight.group is not None}
+                    found |= {(state.rank, kind, name.kind) for kind in own}
+    kinds = {kind for _, *pair in found for kind in pair}
+    if len(kinds) > MOST_KINDS:
+        return True
+    ahead = (
+        {rank for rank, own, missed in found if order.index(own) > order.index(missed)} for order in permutations(kinds)
+    )
+    return min(len(ranks) for ranks in ahead) <= 1
+
+
+def _needs_a_thread(dumps: Mapping[int, Dump]) -> bool:
+    """Whether a thread of the rank wrote the dumps when it was asked to, as gloo's and all that are JSON: of one that
+    is stopped or holds the interpreter's lock there is none either. NCCL's own do not need the interpreter."""
+    return any(_is_gloo(dump) or dump.path.suffix == ".json" for dump in dumps.values())
+
+
+def _without_answer(roots: Sequence[Root], unlike: Sequence[Root]) -> Weighed:
+    """Ranks that are held to be dead for want of a dump alone, and those that differ: all are suspects."""
+    suspects = (replace(one, kind=CulpritKind.HOST_STUCK, confidence=NO_ANSWER, why=DID_NOT_ANSWER) for one in roots)
+    ranks = listed(sorted({rank for one in roots for rank in one.ranks}))
+    why = f"that rank {ranks} left no dump does not tell whether it is dead: a log, or a store, may"
+    return Weighed(State.INCONCLUSIVE, (*suspects, *unlike), (Abstention("dumps", why),))
 
 
 def _who_may_wait(dumps: Mapping[int, Dump]) -> set[int]:
@@ -116,8 +183,7 @@ def _who_did_not_answer(snapshot: Snapshot, answered: set[int], doubted: Sequenc
     if len(snapshot.missing) * FEW <= len(snapshot.states) + len(snapshot.missing):
         waits = (wait for own in build_graph(snapshot).waits.values() for wait in own)
         lacking |= {rank for wait in waits for rank in silent.intersection(wait.operation.absent)}
-    why = "the other ranks left a dump, and it did not: it is gone, stopped, or does not let its threads run"
-    return [Root((rank,), CulpritKind.HOST_STUCK, NO_ANSWER, why=why) for rank in sorted(lacking)]
+    return [Root((rank,), CulpritKind.HOST_STUCK, NO_ANSWER, why=DID_NOT_ANSWER) for rank in sorted(lacking)]
 
 
 def _idle(ranks: Sequence[int]) -> str:

@@ -1,0 +1,114 @@
+"""Two ranks that are in different operations, or a rank without a dump: what dumps of gloo leave open, NCCL's tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megascope.viz3d.dumps.judging import judge_dumps
+from megascope.viz3d.dumps.reading import read_folder
+from megascope.viz3d.verdict import HangVerdict, State
+from support.dumps import Call, GlooJob, Job, absent_member
+
+PAIR = {"0": ("tp", (0, 1)), "1": ("dp", (0, 1))}
+
+
+def verdict_of(job: Job, folder: Path, ranks: list[int] | None = None, *, as_json: bool = False) -> HangVerdict:
+    return judge_dumps([read_folder(job.write(folder, ranks, as_json=as_json))]).verdict
+
+
+def crosswise(kind: type[Job]) -> Job:
+    """Rank 1 waits in tp for rank 0, which waits in dp for it: one left out a call, or took it late."""
+    job = kind(PAIR)
+    for rank in range(2):
+        job.calls[rank] = [Call("0", 1), Call("1", 1), Call("1" if rank == 0 else "0", 2, done=False)]
+    return job
+
+
+def unlike(kind: type[Job], members: int = 2) -> Job:
+    """One of a group of members is in a gather where the others reduce."""
+    job = kind({"0": ("tp", tuple(range(members)))})
+    for rank in range(members):
+        job.calls[rank] = [Call("0", 1), Call("0", 2, done=False, name="all_gather" if rank == 1 else "all_reduce")]
+    return job
+
+
+@pytest.mark.parametrize("build", [crosswise, unlike])
+def test_of_two_that_differ_gloo_does_not_tell_who_is_right(build: Callable[[type[Job]], Job], tmp_path: Path) -> None:
+    verdict = verdict_of(build(GlooJob), tmp_path / "gloo")
+    assert verdict.verdict == State.INCONCLUSIVE
+    assert [one.ranks for one in verdict.culprits] == [(0, 1)]
+    assert all(one.confidence < 0.5 for one in verdict.culprits)
+    assert "one of them left out a call" in " ".join(one.reason for one in verdict.abstained)
+    assert verdict_of(build(Job), tmp_path / "nccl").verdict == State.HANG
+
+
+def circle(calls: dict[int, str]) -> Job:
+    """Four ranks, dp 2 and tp 2: the next calls of each, in tp (t), dp (d) or the group of all (w), the last in
+    flight."""
+    pairs = {"t0": ("tp", (0, 1)), "t1": ("tp", (2, 3)), "d0": ("dp", (0, 2)), "d1": ("dp", (1, 3))}
+    job = GlooJob({**pairs, "w": ("world", (0, 1, 2, 3))})
+    for rank in range(4):
+        own = {"t": f"t{rank // 2}", "d": f"d{rank % 2}", "w": "w"}
+        job.calls[rank] = [Call(name, 1) for name in own.values()]
+        *over, held = (own[letter] for letter in calls[rank])
+        job.calls[rank] += [*(Call(name, 2) for name in over), Call(held, 2, done=False)]
+    return job
+
+
+def test_a_circle_that_one_rank_may_have_made_alone_is_not_of_all_in_it(tmp_path: Path) -> None:
+    """Rank 3 left its call in tp out: 2 waits there, 0 in dp for 2, 3 in the group of all for both."""
+    verdict = verdict_of(circle({0: "td", 1: "tdw", 2: "t", 3: "dw"}), tmp_path)
+    assert verdict.verdict == State.INCONCLUSIVE
+    assert [one.ranks for one in verdict.culprits] == [(0, 2, 3)]
+
+
+def test_two_orders_of_two_groups_are_made_by_two_ranks_at_least(tmp_path: Path) -> None:
+    verdict = verdict_of(circle({0: "t", 1: "d", 2: "d", 3: "t"}), tmp_path)
+    assert verdict.verdict == State.HANG
+    assert [(one.ranks, str(one.kind)) for one in verdict.culprits] == [((0, 1, 2, 3), "order-inversion")]
+
+
+def test_of_more_the_majority_tells(tmp_path: Path) -> None:
+    verdict = verdict_of(unlike(GlooJob, 4), tmp_path)
+    assert (verdict.verdict, [one.ranks for one in verdict.culprits]) == (State.HANG, [(1,)])
+
+
+def test_nobody_is_suspected_for_a_difference_beside_a_rank_that_is_sure(tmp_path: Path) -> None:
+    job = unlike(GlooJob, 2)
+    job.groups = {**job.groups, "2": ("tp", (2, 3, 4, 5))}
+    for rank in range(2, 6):
+        name = "broadcast" if rank == 4 else "all_reduce"
+        job.calls[rank] = [Call("2", 1), Call("2", 2, done=False, name=name)]
+    verdict = verdict_of(job, tmp_path)
+    assert (verdict.verdict, [one.ranks for one in verdict.culprits]) == (State.HANG, [(4,)])
+
+
+def test_who_is_idle_is_not_suspected_beside_two_that_differ(tmp_path: Path) -> None:
+    """Rank 3 waits for rank 2, which may wait in a message for one of the two."""
+    job = unlike(GlooJob)
+    job.groups = {**job.groups, "1": ("pp", (0, 1, 2, 3)), "2": ("tp", (2, 3))}
+    job.calls |= {2: [Call("2", 1)], 3: [Call("2", 1), Call("2", 2, done=False)]}
+    verdict = verdict_of(job, tmp_path)
+    assert (verdict.verdict, [one.ranks for one in verdict.culprits]) == (State.INCONCLUSIVE, [(0, 1)])
+
+
+@pytest.mark.parametrize(("kind", "as_json", "state", "named"), [
+    (GlooJob, False, State.INCONCLUSIVE, "host-stuck"),
+    (Job, True, State.INCONCLUSIVE, "host-stuck"),
+    (Job, False, State.HANG, "dead"),
+])  # fmt: skip
+def test_a_rank_without_a_dump_that_its_own_thread_would_have_written_need_not_be_dead(
+    kind: type[Job], as_json: bool, state: State, named: str, tmp_path: Path
+) -> None:
+    plain = absent_member(range(9), 2)
+    job = kind(plain.groups, plain.calls)
+    verdict = verdict_of(job, tmp_path, [rank for rank in range(9) if rank != 2], as_json=as_json)
+    assert verdict.verdict == state
+    assert [(one.ranks, str(one.kind)) for one in verdict.culprits] == [((2,), named)]
+    assert (verdict.victims, verdict.explained) == (8, 8)
+    if state == State.INCONCLUSIVE:
+        assert verdict.culprits[0].confidence < 0.5
+        assert "does not tell whether it is dead" in " ".join(one.reason for one in verdict.abstained)
