@@ -1,16 +1,15 @@
 """How fast the 3D page is at 12,288 ranks of which one is stuck: first paint, bytes over the wire, a turn, a moment.
 
 First paint and bytes are those of the page as it opens: the stuck rank, who waits for it, and a coarse picture of the
-rest. Part of `benchmarks.pages`; alone, it can be given a store that it wrote before (`--store`).
+rest. The cold visit opens with what each rank is in, and has the stuck one when it is judged. Part of
+`benchmarks.pages`; alone, it can be given a store that it wrote before (`--store`).
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,11 @@ from megascope.collectors.reading.store import Store
 from megascope.dashboards.scene.page import page_html
 from megascope.viz3d.hang import diagnose_with_graph
 
-from .machine import report
-
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.page_checks import chromium, visit, wait_judged, wait_painted
+from support.page_checks import visit, wait_judged, wait_painted
 
-from .pages_server import server_process
+from .pages_server import measure_alone
 
 STUCK = 5003
 SIMULATE = ("--layout", "tp=8,pp=8,dp=192", "--steps", "12", "--spans", "none")
@@ -74,6 +71,7 @@ def measure_hang(browser: Browser, url: str, store: Path, visits: int) -> dict[s
         "ranks": 12_288,
         **medians,
         "first_paint_cold_ms": round(cold["first_paint_ms"], 1),
+        "culprit_cold_ms": round(cold["culprit_ms"], 1),
         "first_paint_worst_ms": round(max(one["first_paint_ms"] for one in warm), 1),
         "html_bytes": len(html.encode()),
     }
@@ -121,16 +119,7 @@ def _painted(page: Page) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure this page alone and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--visits", type=int, default=5, help="warm visits")
-    parser.add_argument("--store", type=Path, help="a folder to keep the store in; one that is there is used again")
-    given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        store = given.store or Path(folder) / "hang"
-        if not store.exists():
-            write_hang_store(store)
-        with chromium() as browser, server_process(store) as url:
-            report("pages_3d", {"visits": given.visits, "3d_fleet": measure_hang(browser, url, store, given.visits)})
+    measure_alone("pages_3d", "3d_fleet", write_hang_store, measure_hang, arguments, __doc__)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ Part of `benchmarks.pages`; alone, it can be given a store that it wrote before 
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -23,13 +21,11 @@ from megascope.trainer.simulator.job import SimulatedJob
 from megascope.trainer.simulator.noise import load_noise
 from megascope.trainer.simulator.writing import Recording, simulate
 
-from .machine import report
-
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.page_checks import chromium, visit, wait_judged, wait_painted
+from support.page_checks import visit, wait_judged, wait_painted
 
-from .pages_server import server_process
+from .pages_server import measure_alone
 
 LAYOUT = {"pp": 8, "dp": 192, "tp": 8}
 STEPS, WINDOW = 1000, 10
@@ -140,16 +136,14 @@ def _painted(page: Page) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure the fleet's heatmap alone and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--visits", type=int, default=5, help="warm visits")
-    parser.add_argument("--store", type=Path, help="a folder to keep the store in; one that is there is used again")
-    given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        store = given.store or Path(folder) / "fleet"
-        if not store.exists():
-            write_fleet_store(store)
-        with chromium() as browser, server_process(store) as url:
-            report("pages_fleet", {"visits": given.visits, "heatmap_fleet": measure_fleet(browser, url, given.visits)})
+    measure_alone(
+        "pages_fleet",
+        "heatmap_fleet",
+        write_fleet_store,
+        lambda browser, url, _, visits: measure_fleet(browser, url, visits),
+        arguments,
+        __doc__,
+    )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import waitress
 
 from ..collectors.reading.store import Store
 from ..profiler.errors import MegascopeError, UsageError
+from ..profiler.racks import Racks
 from .app import create_app
 from .pages import PAGES
-from .racks import Racks
 from .security import is_loopback
 from .view import View
 from .workbench import Workbench

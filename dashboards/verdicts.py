@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dash import dcc
@@ -14,7 +15,7 @@ from ..collectors.reading.store import Attempt
 from ..heatmap.stragglers import find_stragglers
 from ..heatmap.verdict import Cause, Culprit, CulpritKind, Outcome, StragglerVerdict, describe
 from ..profiler.vocabulary import stage_axis
-from ..viz3d.hang import Judged, diagnose_with_graph
+from ..viz3d.hang import Judged, diagnose_with_graph, looks_at
 from .components import Awaited, banner
 from .view import View
 from .workbench import Latest, Workbench
@@ -52,8 +53,17 @@ def hang_of(
     bench: Workbench, attempt: Attempt, moment_ns: int | None = None, *, wait_s: float = FIRST_WAIT_S
 ) -> Latest[Judged]:
     """The newest hang verdict that is ready, of now or of a past moment, with what it was read from."""
-    key = hang_key(attempt, moment_ns)
-    return bench.latest(key, lambda: diagnose_with_graph(bench.store, attempt, now_ns=moment_ns), wait_s=wait_s)
+
+    def judge() -> Judged:
+        with bench.looks.judging(attempt_key(attempt), partial(looks_at, bench.store, attempt)) as looks:
+            return diagnose_with_graph(bench.store, attempt, now_ns=moment_ns, looks=looks)
+
+    return bench.latest(hang_key(attempt, moment_ns), judge, wait_s=wait_s)
+
+
+def attempt_key(attempt: Attempt) -> Hashable:
+    """An attempt, whatever is known of it by now."""
+    return attempt.run, attempt.attempt
 
 
 def straggler_key(attempt: Attempt, steps: tuple[int, int] | None = None) -> Hashable:
@@ -83,18 +93,30 @@ def verdict_banners(
     A page about slowness shows the second only where the job is stuck, unless it wants ``both``. Who is slow is judged
     in the ``steps`` (first, last), if any are given.
     """
-    slow, stuck = straggler_banner(bench, attempt, view, steps, listed=both), hang_banner(bench, attempt, view)
+    slow = straggler_banner(bench, attempt, view, steps, listed=both)
+    stuck = hang_banner(bench, attempt, view, wait_s=wait_behind(slow))
     shown = [slow, stuck] if both else [slow]
     if stuck.tone == "bad":
         shown = [stuck, slow]  # whoever looks slow in a job that is stuck may just have waited
     return [each.banner for each in shown], max(slow.awaited, stuck.awaited)
 
 
+def wait_behind(first: ShownVerdict) -> float:
+    """How long a page waits for a second analysis: one runs at a time, so behind an awaited first one not at all."""
+    return 0.0 if first.awaited == Awaited.FIRST else FIRST_WAIT_S
+
+
 def straggler_banner(
-    bench: Workbench, attempt: Attempt, view: View, steps: tuple[int, int] | None = None, *, listed: bool = False
+    bench: Workbench,
+    attempt: Attempt,
+    view: View,
+    steps: tuple[int, int] | None = None,
+    *,
+    listed: bool = False,
+    wait_s: float = FIRST_WAIT_S,
 ) -> ShownVerdict:
     """The straggler verdict in one sentence, with a way to its evidence; ``listed``: the page has all findings."""
-    latest = stragglers_of(bench, attempt, steps)
+    latest = stragglers_of(bench, attempt, steps, wait_s=wait_s)
     verdict = latest.value
     if verdict is None:
         return _without_value(latest, "Comparing the ranks with their peers ...")
@@ -128,10 +150,10 @@ def _finding_word(culprit: Culprit) -> str:
     return "JOB-WIDE" if culprit.kind in (CulpritKind.JOB, CulpritKind.STAGE) else "SLOW"
 
 
-def hang_banner(bench: Workbench, attempt: Attempt, view: View) -> ShownVerdict:
+def hang_banner(bench: Workbench, attempt: Attempt, view: View, *, wait_s: float = FIRST_WAIT_S) -> ShownVerdict:
     """The hang verdict in one sentence, with a way to the 3D page."""
     link = dcc.Link("who waits for whom", href=view.same_job().url("/3d"), className="more")
-    return verdict_banner(hang_of(bench, attempt), link)
+    return verdict_banner(hang_of(bench, attempt, wait_s=wait_s), link)
 
 
 def verdict_banner(latest: Latest[Judged], *more: Component) -> ShownVerdict:

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar, cast
 from ..collectors.reading.store import Attempt, Store
 from ..heatmap.whatif.kept import KeptReplays
 from ..profiler.errors import MegascopeError
-from .racks import Racks
+from ..profiler.racks import Racks
+from .looks import JudgedLooks
 from .sizes import size_bytes
 from .view import View
 
@@ -83,6 +84,7 @@ class Workbench:
         self.store = store
         self.racks: Racks | None = None
         self.replays = KeptReplays()
+        self.looks = JudgedLooks()
         self._lock = threading.Lock()
         self._refresh_lock = threading.Lock()
         self._results: OrderedDict[Hashable, Future[Any]] = OrderedDict()

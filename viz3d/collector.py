@@ -1,4 +1,4 @@
-"""Python's garbage collector, off while a verdict is made."""
+"""Python's garbage collector, off while a look is taken and a verdict made."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..collectors.reading.store import Attempt, Store
 from .collector import without_collector
@@ -39,6 +41,9 @@ _ENDINGS = {
 _RECORDED = Abstention("exit", "the recording of an imported run ended, and nothing tells how the job went on")
 
 
+LooksAt = Callable[[int | None], tuple[Snapshot, Snapshot]]
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A verdict, and what it was read from: the look at the ranks and the graph of their waits.
@@ -60,21 +65,31 @@ def diagnose(store: Store, attempt: Attempt, *, now_ns: int | None = None) -> Ha
 
 
 @without_collector()
-def diagnose_with_graph(store: Store, attempt: Attempt, *, now_ns: int | None = None) -> Judged:
-    """`diagnose`, with the look and the graph that the verdict was read from."""
-    judged = _judge(store, attempt, now_ns)
+def diagnose_with_graph(
+    store: Store, attempt: Attempt, *, now_ns: int | None = None, looks: LooksAt | None = None
+) -> Judged:
+    """`diagnose`, with the look and the graph that the verdict was read from.
+
+    ``looks`` is asked for `looks_at` a moment, for who has them already.
+    """
+    judged = _judge(store, attempt, now_ns, looks or partial(looks_at, store, attempt))
     verdict = with_stacks(store, attempt, judged.verdict)
     return replace(judged, verdict=with_hardware(store, attempt, verdict, now_ns))
 
 
-def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
+def looks_at(store: Store, attempt: Attempt, moment_ns: int | None = None) -> tuple[Snapshot, Snapshot]:
+    """The two looks that a verdict is read from, the earlier one first: at a moment (UTC ns), or the newest."""
+    return take_looks(store, attempt, _apart_ns(store, attempt), moment_ns)
+
+
+def _judge(store: Store, attempt: Attempt, now_ns: int | None, looks: LooksAt) -> Judged:
     """What an attempt's end, its deaths or two looks at it come to."""
     if now_ns is not None:
-        return _judge_looks(store, attempt, now_ns, is_past=True)
+        return _judge_looks(store, attempt, looks(now_ns), is_past=True)
     deaths = load_deaths(store, attempt)
     said_why = any(one.is_exception and not one.is_aftermath for one in deaths.all)
     if not said_why and (deaths.all or attempt.exit_reason not in {None, "finished"}):
-        stalled = _of_stall(store, attempt, deaths.all[0].moment_ns if deaths.all else attempt.end_ns or 0)
+        stalled = _of_stall(store, attempt, deaths.all[0].moment_ns if deaths.all else attempt.end_ns or 0, looks)
         if stalled is not None:
             return stalled
     if not deaths.all and attempt.exit_reason == "crashed":
@@ -87,22 +102,22 @@ def _judge(store: Store, attempt: Attempt, now_ns: int | None) -> Judged:
         return _of_crash(store, attempt, judge_deaths(store, attempt, deaths, StoreHistory(store, attempt)))
     if attempt.exit_reason is not None or "imported" in attempt.configuration:
         return Judged(_verdict(store, attempt, _of_end(attempt.exit_reason), (), ()))
-    return _judge_unfinished(store, attempt)
+    return _judge_unfinished(store, attempt, looks)
 
 
-def _judge_unfinished(store: Store, attempt: Attempt) -> Judged:
+def _judge_unfinished(store: Store, attempt: Attempt, looks: LooksAt) -> Judged:
     """A job of which nobody wrote that it ended; its ranks may have, with the launcher that would have said so."""
     exited_ns = all_exited_ns(store, attempt)
     if exited_ns is None:
-        return _judge_looks(store, attempt, None, is_past=False)
-    stalled = _of_stall(store, attempt, exited_ns)
+        return _judge_looks(store, attempt, looks(None), is_past=False)
+    stalled = _of_stall(store, attempt, exited_ns, looks)
     return stalled or Judged(_verdict(store, attempt, _of_end("exited"), (), ()))
 
 
-def _of_stall(store: Store, attempt: Attempt, end_ns: int) -> Judged | None:
+def _of_stall(store: Store, attempt: Attempt, end_ns: int, looks: LooksAt) -> Judged | None:
     """What held a job up that stood still when it was ended, or ranks died; None if it went on until then."""
     for moment_ns in (stalled_before(store, attempt, end_ns), still_before(store, attempt, end_ns)):
-        judged = None if moment_ns is None else _judge_looks(store, attempt, moment_ns, is_past=True)
+        judged = None if moment_ns is None else _judge_looks(store, attempt, looks(moment_ns), is_past=True)
         if judged is not None and judged.verdict.verdict == State.HANG:
             return judged
     return None
@@ -116,10 +131,9 @@ def _of_end(exit_reason: str | None) -> Diagnosis:
     return Diagnosis(State.FINISHED, abstained=() if ending is None else (Abstention("exit", ending),))
 
 
-def _judge_looks(store: Store, attempt: Attempt, moment_ns: int | None, *, is_past: bool) -> Judged:
+def _judge_looks(store: Store, attempt: Attempt, looks: tuple[Snapshot, Snapshot], *, is_past: bool) -> Judged:
     """Judge two looks: the newest ones, or those at a moment of the past."""
-    apart_ns = _apart_ns(store, attempt)
-    earlier, later = take_looks(store, attempt, apart_ns, moment_ns)
+    earlier, later = looks
     pace = StorePace(store, attempt, later.moment_ns)
     diagnosis = compare_looks(earlier, later, StoreHistory(store, attempt), pace)
     if not is_past:
@@ -203,4 +217,4 @@ def _verdict(
     )
 
 
-__all__ = ["CulpritKind", "HangVerdict", "Judged", "diagnose", "diagnose_with_graph", "to_json"]
+__all__ = ["CulpritKind", "HangVerdict", "Judged", "diagnose", "diagnose_with_graph", "looks_at", "to_json"]

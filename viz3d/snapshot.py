@@ -11,6 +11,7 @@ from ..collectors.reading.clock_sql import CLOCK_PIECES, aligned_sql
 from ..collectors.reading.store import Attempt, Store
 from .actions import parse_actions
 from .beats import COLUMNS, states_of
+from .collector import without_collector
 from .states import Flight, RankState, Snapshot
 from .verdict import GroupName
 
@@ -40,6 +41,7 @@ def take_snapshot(store: Store, attempt: Attempt, moment_ns: int | None = None) 
     return take_looks(store, attempt, 0, moment_ns)[1]
 
 
+@without_collector()
 def take_looks(
     store: Store, attempt: Attempt, apart_ns: int, moment_ns: int | None = None
 ) -> tuple[Snapshot, Snapshot]:

@@ -68,7 +68,7 @@
       const ink = Object.fromEntries([...Object.values(M.LOOKS).map(([colour]) => colour), "missing", "surface", "fault", "select"].map((name) => [name, M.colour(name)]));
       context.fillStyle = ink.surface;
       context.fillRect(0, 0, width, height);
-      const shown = this.model.data.shown ? new Set(this.model.shown) : null;
+      const shown = this.model.shown.length && this.model.data.shown ? new Set(this.model.shown) : null;
       const loud = [];
       for (const cell of this.cells) {
         const [x, y] = this.corner(cell), [colour, shape] = M.LOOKS[cell.doing];

@@ -3,6 +3,7 @@
 (function () {
   const M = window.megascope;
   const MOST_ROWS = 200;
+  const JUDGING = "Who holds the job up is being worked out. Until then the picture shows what each rank is in; then those that matter.";
   const ENDED = new Set(["dead", "exception"]); // roots that have no process to take a stack of
 
   M.make = (tag, properties = {}, ...children) => {
@@ -61,7 +62,7 @@
     }
     roots() {
       const verdict = this.model.verdict;
-      if (!verdict) return [];
+      if (!verdict) return this.model.data.judging ? [make("p", { className: "hint", id: "judging" }, JUDGING)] : [];
       if (!verdict.culprits.length) return [make("p", { className: "hint", id: "no-root" }, noRoot(verdict))];
       const more = verdict.more ? [make("p", { className: "hint", id: "more-roots" }, `And ${verdict.more} more culprit${verdict.more > 1 ? "s" : ""}: megascope hang --json lists them.`)] : [];
       return verdict.culprits.flatMap((culprit, number) => {
@@ -165,7 +166,8 @@
       });
       this.table.replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
       const of = model.data.shown ? ` of the ${model.shown.length} shown ranks` : "";
-      this.count.textContent = `${found.length.toLocaleString("en-US")} operations${of}` + (found.length > MOST_ROWS ? `, the first ${MOST_ROWS} listed` : "");
+      if (!model.shown.length) this.count.textContent = "Of so many ranks only a chosen one and its neighbours are told: click one.";
+      else this.count.textContent = `${found.length.toLocaleString("en-US")} operations${of}` + (found.length > MOST_ROWS ? `, the first ${MOST_ROWS} listed` : "");
     }
     sort(key) {
       [this.key, this.up] = [key, key === this.key ? !this.up : key !== "age"];

@@ -110,6 +110,7 @@ def body(view: View, bench: Workbench) -> Rendered:
             _above(matrix, choice),
             _TRANSFERS if choice.metric == TRANSFER else "",
             _bins(matrix, choice),
+            *_single_steps(view, matrix, choice),
         ),
         hint(
             "Drag: choose steps (Escape: all), wheel: zoom (Shift: rows only, Alt: steps only), Shift+drag: move, "
@@ -167,6 +168,14 @@ def _bins(matrix: Matrix, choice: HeatChoice) -> str:
         return ""
     columns = "" if wide == 1 else f" x {wide} columns"
     return f" A cell is the hottest of {high} ranks{columns}: zoom in to see each."
+
+
+def _single_steps(view: View, matrix: Matrix, choice: HeatChoice) -> list[Component | str]:
+    """Where a column is the mean of several steps: what shows a single slow one."""
+    if matrix.step_width == 1 or choice.metric not in ("self", "duration"):
+        return []
+    percentile = dcc.Link("99th percentile", href=view.url("/heatmap", metric="p99"), id="heatmap-p99")
+    return [" A single slow step hides in the mean of its window: the ", percentile, " of its spans shows it."]
 
 
 def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix) -> list[Component]:

@@ -9,7 +9,7 @@ from ...collectors.reading.store import Attempt
 from ..components import Rendered, controls, data, select, utc
 from ..scene.data import JUDGED_WITHIN_S, incidents_of, moment_before_end, scene_of, snapshot_of
 from ..shell import job_controls
-from ..verdicts import hang_of, straggler_banner, verdict_banner
+from ..verdicts import hang_of, straggler_banner, verdict_banner, wait_behind
 from ..view import View
 from ..workbench import Workbench
 from .page import Page
@@ -72,14 +72,15 @@ def body(view: View, bench: Workbench) -> Rendered:
     """The verdict, and the picture with all that stands around it (assets/scene_7_view.js)."""
     attempt = bench.attempt(view)
     latest = hang_of(bench, attempt, view.moment, wait_s=JUDGED_WITHIN_S)
-    verdict, slow = verdict_banner(latest), straggler_banner(bench, attempt, view)
+    verdict = verdict_banner(latest)
     banners, awaited = [verdict.banner], verdict.awaited
     if view.moment is None:  # who is slow is judged by all steps, not by one moment
+        slow = straggler_banner(bench, attempt, view, wait_s=wait_behind(verdict))
         banners += [slow.banner] if slow.tone == "bad" else []
         awaited = max(awaited, slow.awaited)
     job = View(run=attempt.run, attempt=attempt.attempt, around=view.around, moment=view.moment)
     is_beside = view.rank is not None
-    if latest.value is not None or latest.error is not None:  # else the picture waits for the verdict, and asks then
+    if latest.stamp:  # else the picture says so itself
         scene_of(bench, attempt, view, latest)  # says what of the address cannot be shown
         shown = scene_of(bench, attempt, job, latest).drawn.shown
         is_beside = shown is not None and view.rank is not None and view.rank not in shown

@@ -9,15 +9,16 @@ from typing import Any
 
 from ...collectors.reading.store import Attempt
 from ...profiler.errors import MegascopeError, UsageError
+from ...profiler.racks import Racks
 from ...viz3d.actions import parse_actions
-from ...viz3d.graph import build_graph
+from ...viz3d.collector import without_collector
+from ...viz3d.graph import WaitGraph, build_graph
 from ...viz3d.hang import Judged
 from ...viz3d.snapshot import take_snapshot
 from ...viz3d.states import Snapshot
 from ...viz3d.verdict import HangVerdict, State
 from ..components import utc
-from ..racks import Racks
-from ..verdicts import hang_of
+from ..verdicts import attempt_key, hang_of
 from ..view import View
 from ..workbench import Latest, Workbench
 from .history import heartbeat_moments, stacks_in, without_verdict
@@ -30,14 +31,13 @@ EDGE_COLOURS = ("p2p", "compute", "collective", "data", "optimizer", "backward")
 """Names of the style sheet's colours for the groups of the first axis, the second, and so on."""
 
 AROUND = {"all": "all ranks", "involved": "those that matter"}
-MOST_TOLD = 2048
-"""Of a larger job all ranks are drawn with their states, but only those that matter, and the chosen one, in detail."""
+MOST_TOLD = 1024
+"""Of a larger job all ranks are drawn with their states, but only those that matter, and the chosen one, in detail:
+what so many have in flight, and their groups, are 40 to 70 kB compressed."""
 
-JUDGED_WITHIN_S = 2.0
-"""The page waits so long for the first verdict: drawn before it, it would have to be drawn again."""
-
-PICTURE_WAITS_S = 8.0
-"""The picture waits longer: taking a look of its own beside the analysis would slow both."""
+JUDGED_WITHIN_S = 1.0
+"""The page waits so long for the first verdict: painted before it, the picture has to be painted again. That of a
+larger job takes longer, and its page opens with what each rank is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,10 @@ def choose_scene(view: View, snapshot: Snapshot, *, is_accused: bool) -> SceneCh
 
 
 def snapshot_of(bench: Workbench, attempt: Attempt, moment_ns: int | None) -> Snapshot:
-    """State of all ranks at a moment. Raises MegascopeError where the store has none."""
+    """State of all ranks at a moment: the look that is being judged, if one is. Raises MegascopeError without any."""
+    looks = bench.looks.of(attempt_key(attempt), moment_ns)
     key = ("snapshot", attempt.run, attempt.attempt, moment_ns)
-    snapshot = bench.cached(key, lambda: take_snapshot(bench.store, attempt, moment_ns))
+    snapshot = looks[1] if looks else bench.cached(key, lambda: take_snapshot(bench.store, attempt, moment_ns))
     if not snapshot.states:
         when = "yet" if moment_ns is None else f"at or before {utc(moment_ns)}"
         raise MegascopeError(f"The store has no heartbeats of this attempt {when}, so no state can be shown.")
@@ -127,7 +128,8 @@ def scene_of(bench: Workbench, attempt: Attempt, view: View, latest: Latest[Judg
     assert judged.snapshot is not None
     choice = choose_scene(view, judged.snapshot, is_accused=bool(judged.verdict.culprits))
     beside = () if choice.rank is None else (choice.rank,)
-    everyone = choice.around == "all" and count_of(judged.snapshot) <= MOST_TOLD
+    most = MOST_TOLD if latest.stamp else SHOW_ALL_RANKS
+    everyone = choice.around == "all" and count_of(judged.snapshot) <= most
     key = ("drawn", attempt.run, attempt.attempt, view.moment, latest.stamp, everyone, () if everyone else beside)
     return ShownScene(choice, bench.cached(key, lambda: draw(judged, everyone=everyone, beside=beside)))
 
@@ -139,9 +141,14 @@ def judged_or_plain(bench: Workbench, attempt: Attempt, view: View, latest: Late
         return judged
     snapshot = shown_snapshot(bench, attempt, view)
     key = ("plain graph", attempt.run, attempt.attempt, snapshot.moment_ns)
-    graph = bench.cached(key, lambda: build_graph(snapshot))
+    graph = bench.cached(key, lambda: _graph_of(snapshot))
     none = HangVerdict(attempt.run, attempt.attempt, None, State.INCONCLUSIVE)
     return Judged(none if judged is None else judged.verdict, snapshot, graph)
+
+
+@without_collector()
+def _graph_of(snapshot: Snapshot) -> WaitGraph:
+    return build_graph(snapshot)
 
 
 def count_of(snapshot: Snapshot) -> int:
@@ -162,20 +169,21 @@ def racks_of(racks: Racks | None, snapshot: Snapshot) -> Mapping[str, str] | Non
 
 def scene_payload(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     """The scene as JSON for the canvas (assets/scene_1_model.js); with ``look`` only what differs at that moment."""
-    latest = hang_of(bench, attempt, view.moment, wait_s=PICTURE_WAITS_S)
+    latest = hang_of(bench, attempt, view.moment, wait_s=0)
     shown = scene_of(bench, attempt, view, latest)
     if view.look is not None:
         at_look = without_verdict(snapshot_of(bench, attempt, view.look), shown.drawn)
         return _as_bytes(moment_of(at_look, shown.drawn.ranks))
     key = ("scene", attempt.run, attempt.attempt, view.moment, latest.stamp, shown.choice)
-    return bench.cached(key, lambda: _as_bytes(_whole(bench, attempt, shown, is_judged=latest.value is not None)))
+    return bench.cached(key, lambda: _as_bytes(_whole(bench, attempt, shown, latest)))
 
 
-def _whole(bench: Workbench, attempt: Attempt, shown: ShownScene, *, is_judged: bool) -> dict[str, Any]:
+def _whole(bench: Workbench, attempt: Attempt, shown: ShownScene, latest: Latest[Judged]) -> dict[str, Any]:
     model, snapshot = model_of(shown.drawn), shown.drawn.snapshot
-    if not is_judged:
+    if latest.value is None:
         model["verdict"] = None
     return model | {
+        "judging": not latest.stamp,
         "run": attempt.run,
         "attempt": attempt.attempt,
         "around": shown.choice.around,

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ...profiler.racks import Racks
 from ...viz3d.hang import Judged
-from ..racks import Racks
-from .data import MOST_TOLD, SHOW_ALL_RANKS, count_of, edge_colours, racks_of
+from .data import SHOW_ALL_RANKS, count_of, edge_colours, racks_of
 from .history import Past
 from .model import draw, model_of
 
@@ -26,6 +26,9 @@ SCRIPTS = (
     "scene_7_view.js",
     "scene_8_alone.js",
 )
+
+MOST_TOLD = 2048
+"""Of a larger job only those that matter are told in detail: no server can be asked for the others."""
 
 _TONES = {"hang": "bad", "crashed": "bad", "running": "good", "finished": "good"}
 
@@ -57,7 +60,7 @@ _PAGE = """<!doctype html>
 
 
 def page_html(judged: Judged, *, title: str, past: Past | None = None, racks: Racks | None = None) -> str:
-    """The page of a verdict. Of a job of more than `data.MOST_TOLD` ranks only those that matter are told in
+    """The page of a verdict. Of a job of more than `MOST_TOLD` ranks only those that matter are told in
     detail; all are drawn on demand, with their states. A verdict without a look at the ranks is told in words.
 
     ``past`` gives the slider its moments, and the stacks; ``racks`` the racks of hosts.

@@ -43,7 +43,7 @@ def hang(
 
     Example: megascope hang runs/demo/store dumps/ job.log --json
     """
-    from ..dashboards.racks import read_racks  # noqa: PLC0415
+    from ..profiler.racks import read_racks  # noqa: PLC0415
     from ..viz3d.bundle.reading import unpacked  # noqa: PLC0415
     from ..viz3d.hang import to_json  # noqa: PLC0415
     from ..viz3d.paths import diagnose_paths, sort_paths  # noqa: PLC0415

@@ -29,8 +29,8 @@ def serve(
     Example: megascope serve runs/demo/store
     """
     require_dashboards()
-    from ..dashboards.racks import read_racks  # noqa: PLC0415
     from ..dashboards.server import serve as start  # noqa: PLC0415
+    from ..profiler.racks import read_racks  # noqa: PLC0415
 
     start(store, host=host, port=port, token=token, racks=read_racks(racks), on_open=_say_where)
     return 0

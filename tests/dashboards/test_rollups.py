@@ -51,6 +51,24 @@ def test_the_page_says_what_a_column_is_and_frames_the_culprit(rolled_up: Workbe
     assert "A column is a window of 10 steps" in str(shown)
 
 
+def test_one_hot_step_hides_in_the_mean_of_its_window_and_shows_in_its_99th_percentile(tmp_path: Path) -> None:
+    noise = np.exp(0.01 * np.random.default_rng(7).standard_normal((8, 60)))
+    spans = meeting(8, 60, lambda r, s: float(20 * noise[r, s]) * (1.4 if (r, s) == (2, 37) else 1.0))
+    source = write_spans(tmp_path / "spans", spans, layout={"pp": 2, "dp": 4})
+    bench = Workbench(with_rollups(source, tmp_path / "rollups", span_ranks=()))
+    attempt = bench.attempt(View())
+    ratios = {}
+    for metric in ("self", "p99"):
+        _, arrays = unpack(heat_payload(bench, attempt, View(segment="forward", metric=metric)))
+        ratios[metric] = arrays["ratio"].reshape(8, 6)
+    assert (ratios["self"] < 1.06).all()
+    assert [tuple(place) for place in np.argwhere(ratios["p99"] > 1.3)] == [(2, 3)]
+    means, tails = (str(PAGE.body(View(segment="forward", metric=metric), bench).children) for metric in ratios)
+    assert "metric=p99" in means.split("hides in the mean of its window")[1]
+    assert "hides in the mean" not in tails
+    bench.close()
+
+
 def test_a_large_job_is_read_at_both_ends_of_its_mesh() -> None:
     assert ranks_read(Attempt("run", 0, world_size=MANY_RANKS)) == "true"
     assert ranks_read(Attempt("run", 0, world_size=12288)) == "(rank < 256 OR rank >= 12032)"

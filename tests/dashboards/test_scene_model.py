@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from megascope.collectors.reading.store import Store
-from megascope.dashboards.racks import read_racks
 from megascope.dashboards.scene import history as scene_history
 from megascope.dashboards.scene.data import incidents_of, moments_before, stacks_of
 from megascope.dashboards.scene.history import Past
@@ -19,7 +18,6 @@ from megascope.dashboards.scene.model import LETTERS, Drawn, draw, model_of
 from megascope.dashboards.scene.page import page_html
 from megascope.dashboards.scene.verdict import CAUSES
 from megascope.dashboards.workbench import Workbench
-from megascope.profiler.errors import UsageError
 from megascope.profiler.topology import Topology
 from megascope.viz3d.doing import Doing
 from megascope.viz3d.graph import WaitGraph, build_graph
@@ -127,32 +125,6 @@ def test_of_many_stacks_those_of_the_accused_are_kept(monkeypatch: pytest.Monkey
     stacks = {"1": "12345", "2": "12345", "7": "1234567"}
     assert scene_history._bounded(stacks, (7,)) == {"7": "1234567"}
     assert scene_history._bounded(stacks, ()) == {"1": "12345", "2": "12345"}
-
-
-def test_racks_are_read_from_lines_of_host_and_rack(tmp_path: Path) -> None:
-    path = tmp_path / "racks.csv"
-    path.write_text('\ufeffHost,Rack\n# the old hall\nnode-1, A 1\n\nnode-2,"B,2"\nnode-1,A 1\n')
-    assert read_racks(path) == {"node-1": "A 1", "node-2": "B,2"}
-    assert read_racks(None) is None
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"node-1\n", "Line 1 of"),
-        (b"host,rack\nnode-1,\n", "Line 2 of"),
-        (b"node-1,A\nnode-1,B\n", "puts node-1 into rack B"),
-        (b"host,rack\n", "There is no host"),
-        (b"\xff\xfe,", "cannot be read"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_file_of_racks_that_cannot_be_meant_is_refused(content: bytes | None, sentence: str, tmp_path: Path) -> None:
-    path = tmp_path / "racks.csv"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=sentence):
-        read_racks(path)
 
 
 def test_operations_name_who_is_absent_and_who_waits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from playwright.sync_api import Browser, Page
 
 from megascope.collectors.reading.store import Store
 from megascope.collectors.writing.writer import TableWriter
+from megascope.dashboards import verdicts
 from megascope.dashboards.scene.page import page_html
 from megascope.dashboards.server import RunningServer, background_server
 from megascope.viz3d.doing import doing_of
@@ -360,6 +362,40 @@ def test_a_job_that_does_not_hang_shows_its_mesh_and_says_so(slow_visit: Visit) 
     assert [culprit for *_, culprit in page.evaluate(_DRAWN)] == [False] * 8
     page.wait_for_function("() => document.querySelectorAll('.banner')[1]?.innerText.includes('SLOW')")
     slow_visit.check_clean()
+
+
+def test_before_the_verdict_all_ranks_are_drawn_and_the_page_says_that_it_is_worked_out(
+    browser: Browser, large_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def held_up(*arguments: Any, **others: Any) -> Judged:
+        assert go_on.wait(60)
+        return diagnose_with_graph(*arguments, **others)
+
+    monkeypatch.setattr(verdicts, "diagnose_with_graph", held_up)
+    with background_server(large_store) as server, visit(browser, server.url) as seen:
+        try:
+            page = seen.go("/3d")
+            page.wait_for_selector("#judging")
+            assert "ANALYSING" in page.inner_text(".banner")
+            drawn = page.evaluate(_DRAWN)
+            assert [rank for rank, *_ in drawn] == list(range(128))
+            assert not any(culprit for *_, culprit in drawn)
+            assert next(doing for rank, doing, *_ in drawn if rank == 37) == "compute"
+            assert page.evaluate("() => window.megascope.widget('scene').overview.cells.length") == 32
+            assert "click one" in page.inner_text("#flight-count")
+            page.fill("#scene-find", "5")
+            page.press("#scene-find", "Enter")
+            page.wait_for_function("() => window.megascope.widget('scene').model.told.has(5)")
+            assert page.inner_text(".side h2").startswith("Rank 5: waits in")
+        finally:
+            go_on.set()
+        page.wait_for_function("() => window.megascope.widget('scene').model.culprits.has(37)")
+        assert "Rank 37" in page.inner_text(".banner")
+        assert not page.locator("#judging").count()
+        assert len(page.evaluate(_DRAWN)) < 128
+        seen.check_clean()
 
 
 def test_of_a_large_job_those_that_matter_are_drawn_beside_the_whole_fleet(

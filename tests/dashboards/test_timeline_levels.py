@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser
@@ -155,6 +156,28 @@ def test_two_steps_stand_one_below_the_other_at_the_same_scale(slow_visit: Visit
     page.fill("#field-beside", "0:9:no such run")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.body.innerText.includes('Nothing can be shown beside it')")
+    slow_visit.check_clean()
+
+
+def test_two_runs_stand_one_below_the_other(slow_visit: Visit, slow_store: Path) -> None:
+    other = "older run/ü"
+    page = open_timeline(slow_visit, f"?rank=5&axis=dp&steps=3&beside={quote(f'0:2:{other}')}")
+    wait_painted(page, "timeline-beside")
+    with Store(slow_store) as store:
+        count = check_timeline(page, store, store.attempt())
+        stored = store.query(
+            "SELECT rank, segment_name, duration_ns FROM spans WHERE rank IN (4, 5, 6, 7) AND step = 2",
+            attempt=store.attempt(other),
+        )
+    rows = page.evaluate(
+        """() => window.megascope.widget("timeline-beside").model.rows()
+            .filter((row) => row.step === 2).map((row) => [row.rank, row.segment, row.duration])"""
+    )  # at the first one's scale more of its steps may be in view
+    ranks = {rank for rank, *_ in rows}
+    assert 5 in ranks
+    expected = [list(row.values()) for row in stored.to_pylist() if row["rank"] in ranks]
+    assert sorted(rows) == sorted(expected)
+    assert 0 < len(rows) < count, "it has fewer micro-batches"
     slow_visit.check_clean()
 
 

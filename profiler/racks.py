@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..profiler.errors import UsageError
+from .errors import UsageError
 
 Racks = Mapping[str, str]
 """The rack of each host, by the host's name as the store has it."""
