@@ -31,7 +31,6 @@ from .fault_settings import PRODUCT, Settings
 from .fault_trials import EVERY, FILL, LAYOUTS, RANKS_PER_HOST, STEPS, Trial
 
 RUN = "trial"
-SPARES = 1
 
 
 class CannotBeMadeError(Exception):
@@ -100,27 +99,27 @@ def _in_child(trial: Trial, folder: Path, say: Callable[[str], None], settings: 
     store.mkdir(parents=True)
     token = new_token()
     hub = Hub(open_listener("127.0.0.1", 0), token)
-    config = replace(_config(folder, trial.layout), fault=(trial.fault,) if trial.fault else ())
+    config = config_of(trial, folder)
     world_size, slots = config.topology().world_size, RANKS_PER_HOST[trial.layout]
     hosts = world_size // slots
     disk = small_disk(checkpoints) if trial.prod == FILL else contextlib.nullcontext(True)
     with disk as is_small, spool_folder() as spools:
         if not is_small:
             return {"cannot": "no small file system can be mounted here, and a real disk is not to be filled"}
-        nodes = {name: _fork_node(hub, token, name, spools, folder, slots) for name in names(hosts + SPARES)}
+        nodes = {name: _fork_node(hub, token, name, spools, folder, slots) for name in names(hosts + trial.spares)}
         (folder / "pids").write_text(" ".join(map(str, nodes.values())))
         job = Job(
             config=write_resolved(config, store / "config.toml"),
             run=RUN,
             store=store,
             hosts=hosts,
-            spares=SPARES,
+            spares=trial.spares,
             world_size=world_size,
             steps=config.train.steps,
             checkpoints=config.checkpoint.folder,
             environment={"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"},
             self_check=settings.self_check,
-            limits=settings.limits,
+            limits=replace(settings.limits, roll_back=trial.rolls_back),
             patience=settings.patience,
         )
         supervisor = ProddedSupervisor(job, hub, say)
@@ -137,7 +136,9 @@ def _in_child(trial: Trial, folder: Path, say: Callable[[str], None], settings: 
     return {"report": report, **_from_store(store, supervisor.prod)}
 
 
-def _config(folder: Path, layout: str) -> TrainConfig:
+def config_of(trial: Trial, folder: Path) -> TrainConfig:
+    """The configuration of a trial's training. One that goes back keeps all checkpoints: how far is for it to see."""
+    layout, keep = trial.layout, STEPS[trial.layout] // EVERY if trial.rolls_back else 2
     sizes = {f"parallel.{axis}": size for axis, size in LAYOUTS[layout].items()}
     chunks, dp, pp = (LAYOUTS[layout].get(name, 1) for name in ("chunks", "dp", "pp"))
     layers, batch, microbatches = (4, 8, 8 // dp) if chunks == 1 else (chunks * pp, 2 * pp, pp)
@@ -147,9 +148,12 @@ def _config(folder: Path, layout: str) -> TrainConfig:
         "train.steps": STEPS[layout], "train.batch": batch, "train.microbatches": microbatches,
         "train.log-every": 10,
         "data.limit-bytes": 100_000, "checkpoint.folder": folder / "checkpoints", "checkpoint.every": EVERY,
+        "checkpoint.keep": keep,
         "record.store": folder / "store", "record.run": RUN,
     }  # fmt: skip
-    return load_config(None, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
+    config = load_config(None, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
+    data = replace(config.data, skip=trial.skip)
+    return replace(config, data=data, fault=(trial.fault,) if trial.fault else ())
 
 
 def _kernel_log(folder: Path, name: str) -> Path:
@@ -227,7 +231,8 @@ def _from_store(root: Path, prod: Prod) -> dict[str, Any]:
         rows = store.query("SELECT step, min(loss) AS loss FROM steps WHERE loss IS NOT NULL GROUP BY step").to_pylist()
         lost = store.query(LOST).to_pylist()[0]
     losses = {row["step"]: row["loss"] for row in rows}
-    return {"losses": losses, "fault_ns": acted or prod.acted_ns, "lost": lost}
+    is_awaited = bool(prod.name) and prod.acted_ns is None
+    return {"losses": losses, "fault_ns": None if is_awaited else acted or prod.acted_ns, "lost": lost}
 
 
 def remove(folder: Path) -> None:

@@ -15,7 +15,7 @@ import psutil
 
 from megascope.trainer.supervisor.attempt import AttemptState
 
-from .fault_trials import AT, EVERY, FILL
+from .fault_trials import AT, EVERY, FILL, KILL_AS_IT_STARTS
 
 SMALL_DISK_BYTES = 16 * 2**20
 FALLEN_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
@@ -25,7 +25,7 @@ HOLD_S = 20.0
 
 @dataclass(slots=True)
 class Prod:
-    """Acts once, as soon as the training has reached the step.
+    """Acts once, as soon as it is time: where the training has reached the step, or begins for the second time.
 
     ``nodes``: process id of each host's agent; ``kernel_logs``: the file that each host's collector reads as its
     kernel's log.
@@ -49,6 +49,7 @@ class Prod:
             "kill-node-agent": lambda _: os.kill(self.nodes["node-1"], signal.SIGKILL),
             "kill-collector": self._kill_collector,
             "damage-and-kill": self._damage_and_kill,
+            KILL_AS_IT_STARTS: lambda state: os.kill(state.pids[0], signal.SIGKILL),
             "gpu-falls-off": self._gpu_falls_off,
         }
 
@@ -56,9 +57,14 @@ class Prod:
         """Act, if it is time; mend what is to be mended."""
         if self._mend is not None and time.monotonic() >= self._mend_at:
             self.mend()
-        if self.name and self.acted_ns is None and state is not None and step is not None and step >= AT:
+        if self.name and self.acted_ns is None and state is not None and self._is_time(state, step):
             self.acted_ns = time.time_ns()
             self._acts[self.name](state)
+
+    def _is_time(self, state: AttemptState, step: int | None) -> bool:
+        if self.name == KILL_AS_IT_STARTS:
+            return state.number == 1 and step is None and 0 in state.pids
+        return step is not None and step >= AT
 
     def mend(self) -> None:
         """Let storage work again."""

@@ -12,6 +12,7 @@ AT = 24
 HALT = "halt"
 
 FILL = "fill-storage"
+KILL_AS_IT_STARTS = "kill-as-it-starts"
 
 MIXED, LONG, REPLICAS, RING = "pp2 dp2", "pp2 dp2 long", "dp4", "pp5 in a ring"
 """Layouts of the ranks. A rank with a single peer is never accused of being slow with confidence enough, and a
@@ -26,11 +27,15 @@ STEPS = {MIXED: 70, LONG: 240, REPLICAS: 500, RING: 300}
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One training. ``fault`` is what `megascope train --fault` takes, ``prod`` what is done to it from outside.
+    """One training. ``fault`` is what `megascope train --fault` takes, ``prod`` what is done to it from outside; with
+    both, that comes on top.
 
-    ``ranks``: the culprits that the verdict has to name, ``kinds``: what it may say they are, ``fenced``: hosts that
-    may be fenced, ``lost``: the host that goes. ``ends``: "finish", or "halt" where the supervisor has to stop the run.
+    ``ranks``: the culprits that the verdict has to name, ``also``: those that it may name, since they may have died
+    before they recorded anything, ``kinds``: what it may say they are, ``fenced``: hosts that may be fenced, ``lost``:
+    the host that goes. ``ends``: "finish", or "halt" where the supervisor has to stop the run.
     ``disturbs``: whether there is anything to recover from; otherwise signs have to tell of it, where it has ranks.
+    ``rolls_back``: the supervisor has leave to go back from a loss that diverges, and has to; ``skip``: batches that
+    the training passes over from the beginning.
     """
 
     name: str
@@ -43,6 +48,10 @@ class Trial:
     ends: str = "finish"
     layout: str = MIXED
     disturbs: bool = True
+    rolls_back: bool = False
+    skip: tuple[int, ...] = ()
+    spares: int = 1
+    also: frozenset[int] = frozenset()
 
 
 def plan() -> Iterator[Trial]:
@@ -77,6 +86,17 @@ def plan() -> Iterator[Trial]:
     yield _program("collective-skipped", skipped, "missing-call", 1)
     # Of two that differ, the steps before say which one is right.
     yield _program("collective-type", f"wrong-collective rank=3 segment=dp_all_gather step={AT}", "mismatch", 3)
+    yield Trial("rendezvous-host-lost", f"kill-host rank=0 step={AT} attempt=0", lost="node-0")
+    yield _killed_again()
+    rise = f"diverge factor=1000 from={AT} attempt=0"
+    yield Trial("divergence", rise, kinds=frozenset({"loss-divergence"}), layout=LONG, rolls_back=True)
+
+
+def _killed_again() -> Trial:
+    """A second rank, on the other host, dies while the job starts again without the first."""
+    fault, both = f"kill rank=3 segment=backward step={AT} attempt=0", frozenset({"node-0", "node-1"})
+    kinds, first, second = frozenset({"dead", "init"}), frozenset({3}), frozenset({0})
+    return Trial("kill-in-restart", fault, KILL_AS_IT_STARTS, first, kinds, "", both, spares=2, also=second)
 
 
 def _host(name: str, fault: str, kinds: str, rank: int) -> Trial:

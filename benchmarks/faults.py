@@ -1,7 +1,8 @@
 """Whether a supervised training survives faults by itself: of its processes, hosts, memory, storage, links and agents.
 
 Four ranks on two simulated hosts, and a spare; where a network card is slow, five on five hosts. Each trial breaks one
-thing and is left alone until the run ends; its losses are held against those of an undisturbed run, bit by bit. The
+thing (one trial two, one after the other) and is left alone until the run ends; its losses are held against those of an
+undisturbed run, bit by bit: where batches were passed over, of one that passes over the same ones. The
 supervisor has the settings that `megascope supervise` has without flags, self-checks included; ``--short`` leaves these
 out and is less patient. ``--only`` runs the trials whose name has one of the given words, ``--repeat`` each so many
 times, ``--resume FILE`` keeps results as they come and goes on from there.
@@ -43,11 +44,12 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
     same = all(losses.get(step) == loss for step, loss in ran.losses.items())
     complete = halts or len(ran.losses) == STEPS[trial.layout]
     recovered = told["outcome"] == ("stopped" if halts else "finished") and bool(incidents) >= trial.disturbs
+    passed_over = told.get("skipped_batches", [])
     times = [one["recovery_s"] for one in incidents if one.get("recovery_s") is not None]
     return {
         "name": trial.name,
         "acted": ran.fault_ns is not None or _told_of_loss(trial, incidents),
-        "recovered": recovered,
+        "recovered": recovered and bool(passed_over) == trial.rolls_back,
         "culprit_right": _culprit_right(trial, incidents, named, fenced),
         "kind_right": bool(kinds) and kinds <= trial.kinds if trial.kinds else None,
         "false_fences": len(fenced - trial.fenced),
@@ -58,6 +60,7 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
         "named": sorted(named),
         "kinds": sorted(kinds),
         "fenced": sorted(fenced),
+        "passed_over": [passed_over[0], passed_over[-1]] if passed_over else None,
         "decisions": [f"{one['kind']}: {one['decision']}" for one in incidents],
         "reason": told["reason"],
         "goodput": (told["goodput"] or {}).get("goodput"),
@@ -65,8 +68,9 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
 
 
 def _named(trial: Trial, everything: list[Any], incidents: list[Any]) -> tuple[set[int], set[str]]:
-    """The ranks that verdicts named and the kinds that they gave; of what disturbs nobody, those that signs told of."""
-    if trial.disturbs:
+    """The ranks that verdicts named and the kinds that they gave; of what disturbs nobody, or is nobody's doing, those
+    that signs told of."""
+    if trial.disturbs and not trial.rolls_back:
         culprits = [culprit for one in incidents for culprit in one["culprits"]]
         return {rank for one in culprits for rank in one["ranks"]}, {one["kind"] for one in culprits}
     signs = [one for one in everything if one["kind"].removeprefix(SIGN) in trial.kinds]
@@ -79,7 +83,7 @@ def _culprit_right(trial: Trial, incidents: list[Any], named: set[int], fenced: 
         return _told_of_loss(trial, incidents) and not fenced
     if not trial.ranks:
         return fenced == trial.fenced if trial.fenced else None
-    return named == trial.ranks
+    return trial.ranks <= named <= trial.ranks | trial.also
 
 
 def _told_of_loss(trial: Trial, incidents: list[Any]) -> bool:
@@ -96,6 +100,8 @@ def tried(
     folder.mkdir(parents=True)
     try:
         ran = run_trial(trial, folder, _say, settings)
+        if passed_over := tuple(ran.report["skipped_batches"]):
+            losses = undisturbed(trial.layout, keep, settings, passed_over)
         return judged(trial, ran, losses), ran
     except CannotBeMadeError as error:
         return {"name": trial.name, "acted": False, "left_out": str(error), "recovery_s": None}, None
@@ -108,9 +114,13 @@ def tried(
             remove(folder)
 
 
-def undisturbed(layout: str, keep: Path | None, settings: Settings) -> dict[int, float]:
-    """The losses of a training in which nothing is broken. SystemExit where it does not end well."""
-    _, ran = tried(Trial(f"undisturbed-{layout.replace(' ', '-')}", disturbs=False, layout=layout), {}, keep, settings)
+def undisturbed(layout: str, keep: Path | None, settings: Settings, skip: tuple[int, ...] = ()) -> dict[int, float]:
+    """The losses of a training in which nothing is broken; it passes over the batches in ``skip``.
+
+    SystemExit where it does not end well.
+    """
+    name = f"undisturbed-{layout.replace(' ', '-')}" + (f"-without-{skip[0]}-to-{skip[-1]}" if skip else "")
+    _, ran = tried(Trial(name, disturbs=False, layout=layout, skip=skip), {}, keep, settings)
     if ran is None or len(ran.losses) != STEPS[layout] or ran.report["attempts"] != 1:
         raise SystemExit(f"The undisturbed run of {layout} failed: nothing can be compared with it.")
     return ran.losses

@@ -80,7 +80,7 @@ class ShardedOptimizer:
             scale = (self._clip_limit(metrics[1]) / (metrics[1] + CLIP_EPSILON)).clamp(max=1.0)
         with self._probe.span("optimizer"):
             self.updates += 1
-            self._update(learning_rate(self._config, number), scale)
+            self._update(learning_rate(self._config, number) * self._world.funnel.switches.stretch(), scale)
         return metrics
 
     def _reduce_metrics(self, loss: Tensor | None, is_asked: bool) -> Tensor:

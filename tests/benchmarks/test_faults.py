@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import shlex
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ import duckdb
 import pytest
 
 from benchmarks import fault_jobs
-from benchmarks.fault_jobs import LOST, Ran, _config
+from benchmarks.fault_jobs import LOST, Ran, config_of
 from benchmarks.fault_prods import Prod
 from benchmarks.fault_settings import PRODUCT, SHORT
-from benchmarks.fault_trials import AT, FILL, LONG, MIXED, RANKS_PER_HOST, STEPS, Trial, plan
+from benchmarks.fault_trials import AT, EVERY, FILL, LONG, MIXED, RANKS_PER_HOST, STEPS, Trial, plan
 from benchmarks.faults import _read, judged, left_of, main, summary, tried
 from megascope.collectors.hardware.kernel_lines import event_of
 from megascope.commands.supervise import supervise
@@ -46,9 +47,10 @@ def named(name: str) -> Trial:
 
 def test_every_trial_can_be_told_from_the_others_and_its_fault_is_one() -> None:
     trials = list(plan())
-    assert len({trial.name for trial in trials}) == len(trials) == 23
+    assert len({trial.name for trial in trials}) == len(trials) == 26
+    assert [trial.name for trial in trials if trial.fault and trial.prod] == ["kill-in-restart"]
     for trial in trials:
-        assert bool(trial.fault) != bool(trial.prod)
+        assert trial.fault or trial.prod
         if trial.fault:
             parse_fault(trial.fault)
         else:
@@ -108,7 +110,8 @@ def test_a_file_of_results_may_end_in_the_middle_of_a_line(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("trial", list(plan()), ids=lambda trial: trial.name)
 def test_every_trial_is_a_job_whose_fault_can_act(trial: Trial, tmp_path: Path) -> None:
-    config = replace(_config(tmp_path, trial.layout), fault=(trial.fault,) if trial.fault else ())
+    config = config_of(trial, tmp_path)
+    assert config.fault == ((trial.fault,) if trial.fault else ())
     world_size = config.topology().world_size
     config.validate(world_size)
     check_job(config, world_size // RANKS_PER_HOST[trial.layout])
@@ -132,6 +135,65 @@ def test_the_settings_are_those_of_the_verb_without_flags() -> None:
     assert PRODUCT.patience.stall_s == flags["stalled_after"].default
     assert PRODUCT.as_json()["self_check"].endswith("preflight --quick --json")
     assert SHORT.self_check == ()
+
+
+def test_a_run_that_was_to_go_back_has_recovered_only_where_it_did() -> None:
+    trial = replace(named("divergence"), layout=MIXED)
+    sign: dict[str, Any] = {"kind": "sign-loss-divergence", "decision": None, "why": None, "culprits": [], "ranks": []}
+    back = incident(kind="diverged", decision="roll-back", why="The loss diverges", culprits=[])
+    done = ran(sign, back, fenced=[], skipped_batches=[20, 21, 22])
+    result = judged(trial, done, LOSSES)
+    assert (result["recovered"], result["kind_right"], result["culprit_right"]) == (True, True, None)
+    assert (result["passed_over"], result["loss_identical"], result["recovery_s"]) == ([20, 22], True, 12.0)
+    only_told = judged(trial, ran(sign, fenced=[], skipped_batches=[]), LOSSES)
+    assert (only_told["recovered"], only_told["passed_over"]) == (False, None)
+    assert not judged(named("kill"), ran(incident(), skipped_batches=[20]), LOSSES)["recovered"]
+
+
+def test_a_run_that_went_back_is_held_against_one_that_passes_over_the_same_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Trial] = []
+    whole = dict.fromkeys(range(STEPS[LONG]), 2.0)
+
+    def trained(trial: Trial, *_: object) -> Ran:
+        made.append(trial)
+        report: dict[str, Any] = {"attempts": 1, "skipped_batches": [20, 21, 22] if trial.rolls_back else []}
+        return replace(ran(**report), losses=whole)
+
+    monkeypatch.setattr("benchmarks.faults.run_trial", trained)
+    result, _ = tried(named("divergence"), {}, tmp_path, SHORT)
+    assert [(one.name, one.skip) for one in made] == [
+        ("divergence", ()), ("undisturbed-pp2-dp2-long-without-20-to-22", (20, 21, 22)),
+    ]  # fmt: skip
+    assert result["loss_identical"]
+    assert config_of(made[1], tmp_path).data.skip == (20, 21, 22)
+    keeps = {trial.name: config_of(trial, tmp_path).checkpoint.keep for trial in plan()}
+    assert keeps["divergence"] * EVERY == STEPS[LONG]
+    assert {keep for name, keep in keeps.items() if name != "divergence"} == {2}
+
+
+@pytest.mark.parametrize(("also", "is_right"), [((), True), ((0,), True), ((1,), False), ((0, 2), False)])
+def test_who_died_before_it_recorded_anything_may_be_named(also: tuple[int, ...], is_right: bool) -> None:
+    again = incident(culprits=[{"kind": "init", "ranks": [rank]} for rank in also])
+    result = judged(named("kill-in-restart"), ran(incident(), again), LOSSES)
+    assert (result["culprit_right"], result["kind_right"]) == (is_right, True)
+    assert not judged(named("kill-in-restart"), ran(again), LOSSES)["culprit_right"]
+
+
+def test_a_second_rank_is_killed_as_soon_as_the_job_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("benchmarks.fault_prods.os.kill", lambda *call: killed.append(call))
+    second, hosts = prod(named("kill-in-restart").prod, tmp_path), ("node-0", "node-2")
+    second.poll(AttemptState(0, ("node-0", "node-1"), 2, 0, pids={0: 71}), AT)
+    second.poll(AttemptState(1, hosts, 2, 0), None)
+    second.poll(AttemptState(1, hosts, 2, 0, pids={0: 72}), AT)  # too late: it trains again
+    assert killed == []
+    second.poll(AttemptState(1, hosts, 2, 0, pids={0: 72}), None)
+    second.poll(AttemptState(1, hosts, 2, 0, pids={0: 72}), None)
+    assert killed == [(72, signal.SIGKILL)]
 
 
 def prod(name: str, folder: Path) -> Prod:

@@ -46,6 +46,8 @@ def test_a_fault_is_parsed() -> None:
         ("slow rank=one factor=2", "has a value that cannot be read"),
         ("slow rank=1 factor=0.5", "would do nothing"),
         ("slow rank=1 factor=nan", "would do nothing"),
+        ("diverge factor=1", "would do nothing"),
+        ("diverge rank=1 factor=3", "has 'rank=1', which diverge does not take"),
         ("slow rank=1 factor=2 from=9 to=3", "would do nothing"),
         ("slow-link link=1-5 delay_ms=3", "cannot be read"),
         ("kill rank=-1 step=3", "would do nothing"),
@@ -225,6 +227,23 @@ def test_the_end_of_a_fault_is_noted_under_its_id(monkeypatch: pytest.MonkeyPatc
         texts[0]: (recorder.rows[0]["first_ns"], last_ns),
         texts[1]: (recorder.rows[1]["first_ns"], clock.now_ns),
     }
+
+
+def test_what_diverges_is_carried_by_all_ranks_alike() -> None:
+    fault = parse_fault("diverge factor=30 from=2 to=4")
+    assert (fault.ranks, fault.factor, fault.first_step, fault.last_step) == ((), 30.0, 2, 4)
+    for rank in (0, 5):
+        recorder = NotedFaults()
+        switches = FaultSwitches([fault, parse_fault("diverge factor=2 from=4")], rank, recorder)
+        stretches = []
+        for step in range(7):
+            switches.step(step)
+            stretches.append(switches.stretch())
+        assert stretches == [1, 1, 30, 30, 60, 2, 2]
+        first, second, ended = recorder.rows
+        assert (first["fault"], first["kind"], first["ranks"], first["factor"]) == (fault.text, "diverge", [], 30.0)
+        assert (second["first_step"], second["last_ns"]) == (4, None)
+        assert (ended["fault"], ended["last_ns"] is None) == (fault.text, False)
 
 
 def test_others_are_not_slowed() -> None:

@@ -150,3 +150,17 @@ def test_a_slow_card_in_a_pipeline_acts_and_changes_no_loss(tmp_path: Path, chun
     assert [result and result.losses for result in results] == [result.losses for result in plain]
     assert [line["fault_kind"] for line in metadata(tmp_path, 1, MetadataKind.FAULT)] == ["slow-nic"] * 2
     assert not metadata(tmp_path, 0, MetadataKind.FAULT)
+
+
+@pytest.mark.timeout(60)
+def test_a_training_diverges_with_losses_that_stay_finite(tmp_path: Path) -> None:
+    plain = run_config(small_config(tp=2, steps=6))
+    outcomes = train_recorded(tmp_path, faults=("diverge factor=1000 from=2 to=4",), tp=2)
+    losses, others = (outcome.value.losses for outcome in outcomes if outcome.value is not None)
+    assert losses == others
+    assert losses[:3] == plain[0].losses[:3]  # the loss of a step is that of the weights before its update
+    assert all(2 * usual < loss < 1e6 for loss, usual in zip(losses[4:], plain[0].losses[4:], strict=True))
+    for rank in range(2):
+        first, last = metadata(tmp_path, rank, MetadataKind.FAULT)
+        assert (first["fault_kind"], first["ranks"], first["last_ns"]) == ("diverge", [], None)
+        assert last["last_ns"] > first["first_ns"]

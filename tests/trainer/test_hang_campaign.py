@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.hang_jobs import RUN, Job, acted_ns
 from benchmarks.hang_keeping import Keeper
-from benchmarks.hang_looks import Looks, incident
+from benchmarks.hang_looks import Looks, incident, is_disturbed
 from benchmarks.hang_trials import CHECKPOINT_EVERY, LAYOUTS, STEP, Trial, plan
 from benchmarks.trainer_hangs import Campaign, chosen
 from megascope.collectors.reading.store import Store
@@ -53,7 +53,7 @@ def test_the_plan_has_every_kind_of_fault_that_hangs_a_job_in_both_layouts() -> 
     assert len({trial.case for trial in trials}) == len(trials)
     for layout in list(LAYOUTS)[:2]:
         kinds = {trial.fault.partition(" ")[0] for trial in trials if trial.layout == layout}
-        assert kinds == {"", *FaultKind} - {"slow-link", "slow-nic"}
+        assert kinds == {"", *FaultKind} - {"slow-link", "slow-nic", "diverge"}
 
 
 def test_words_choose_trials() -> None:
@@ -88,8 +88,25 @@ def test_of_a_harmless_fault_no_hang_may_be_claimed() -> None:
     assert len(looks.wrong_claims) == 1
 
 
+def test_in_a_harmless_job_agents_open_no_incident(tmp_path: Path) -> None:
+    looks = Looks(Trial("pp2 dp2", "none", ""))
+    write_store(tmp_path)
+    noticed = incident(tmp_path, None)
+    assert noticed["incident"] is None
+    assert not is_disturbed(looks, noticed)
+    write_store(tmp_path, incident="a", opened_ns=106 * SECOND, kind="stalled", actions="[]")
+    noticed = incident(tmp_path, None)
+    assert noticed["incident"] == "stalled"
+    assert is_disturbed(looks, noticed)
+    looks.take(verdict("hang", "host-stuck", 1), 2)
+    assert is_disturbed(looks, {"incident": None})
+
+
 def test_the_incident_and_its_verdict_are_dated_by_the_fault(tmp_path: Path) -> None:
-    actions = [{"action": "diagnosed", "moment_ns": 112 * SECOND}]
+    actions = [
+        {"action": "stood-still", "moment_ns": 106 * SECOND, "quiet_s": 6.2, "patience_s": 6.0},
+        {"action": "diagnosed", "moment_ns": 112 * SECOND},
+    ]
     write_store(
         tmp_path,
         incident="a",
@@ -100,6 +117,7 @@ def test_the_incident_and_its_verdict_are_dated_by_the_fault(tmp_path: Path) -> 
     )
     told = incident(tmp_path, 100 * SECOND)
     assert (told["incident"], told["seconds_to_incident"], told["seconds_to_agent_verdict"]) == ("stalled", 6, 12)
+    assert told["patience_s"] == 6
     assert told["told_by_agent"] == {"verdict": "hang", "culprits": [["host-stuck", [1], "forward"]]}
     assert incident(tmp_path, 107 * SECOND)["seconds_to_incident"] is None
 

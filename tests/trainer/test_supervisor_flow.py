@@ -60,6 +60,31 @@ def test_the_culprits_host_is_fenced_and_its_ranks_go_to_the_spare(world: World)
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_second_host_that_fails_as_the_job_starts_again_is_recovered_too(world: World, is_named: bool) -> None:
+    world.answer = verdict()
+
+    def script(host: Host, attempt: int, ranks: Sequence[int]) -> None:
+        if attempt > 1:
+            finish(host, attempt, ranks)
+        elif attempt == 0 and host.name == "node-1":
+            host.end({3: -9})
+        elif attempt == 1 and host.name == "node-0":
+            world.answer = verdict(host="node-0", ranks=[0]) if is_named else None
+            host.end({0: -9})
+
+    write_steps(world.root, 0, 8)
+    outcome = world.run(script, hosts=4)
+    assert (outcome.finished, outcome.attempts) == (True, 3)
+    assert [fence.host for fence in outcome.history.fences] == (["node-1", "node-0"] if is_named else ["node-1"])
+    assert world.hosts["node-3" if is_named else "node-0"].started[-1] == (2, (0, 1))
+    assert world.hosts["node-2"].started == [(1, (2, 3)), (2, (2, 3))]
+    first, second = outcome.records
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert "not-caught-up" in [one["action"] for one in first.actions]
+
+
+@pytest.mark.timeout(60)
 def test_without_a_verdict_the_same_hosts_go_on(world: World) -> None:
     outcome = world.run(once(lambda host, ranks: host.end({3: -9}), "node-1"))
     assert (outcome.finished, outcome.attempts, outcome.history.fences) == (True, 2, ())

@@ -1,12 +1,14 @@
 """From a slow network card to its host: what the straggler verdict on a ring of hosts makes the supervisor do.
 
 The ring is that of `benchmarks.fault_trials`: pipeline stages of two chunks, a rank a host, so that each host has two
-links. The transfers are the simulator's; everything after them is what runs on a cluster.
+links. The other layout is that of a large job: tensor parallelism within hosts of eight, replicas and stages between
+them. The transfers are the simulator's; everything after them is what runs on a cluster.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ def verdict_on(root: Path, fault: str, hosts: int, chunks: int = 2) -> dict[str,
         layout={"pp": hosts}, steps=60, microbatches=2 * hosts, chunks=chunks, costs=COSTS, gpus_per_host=1, seed=11,
         noise=MeasuredNoise(),
     )  # fmt: skip
+    return verdict_of(job, root, fault)
+
+
+def verdict_of(job: SimulatedJob, root: Path, fault: str) -> dict[str, Any]:
     simulate(job, root, SPANS, faults=[parse_fault(fault)])
     with Store(root) as store:
         verdict: dict[str, Any] = json.loads(json.dumps(to_json(find_stragglers(store, store.attempt()))))
@@ -65,3 +71,28 @@ def test_with_fewer_hosts_it_is_named_and_not_sure_enough_to_fence(tmp_path: Pat
     decision, _ = decided((accused,))
     assert (decision.action, decision.fence) == (Action.WATCH, ())
     assert "node0003 is suspected" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("where", "bandwidth", "host", "ranks"),
+    [
+        ("host=0", 0.2, "node0000", range(8)),
+        ("host=11", 0.5, "node0011", range(88, 96)),
+        ("rank=45", 0.2, "node0005", [45]),
+    ],
+    ids=["a host of the first stage", "half its bandwidth", "one of eight cards"],
+)
+def test_of_sixteen_hosts_of_eight_the_one_with_the_slow_card_is_replaced(
+    tmp_path: Path, where: str, bandwidth: float, host: str, ranks: Sequence[int]
+) -> None:
+    job = SimulatedJob(
+        layout={"pp": 4, "dp": 4, "tp": 8}, steps=32, microbatches=4, costs=COSTS, gpus_per_host=8, seed=11,
+        skew_ms=20.0, drift_ppm=2.0, noise=MeasuredNoise(),
+    )  # fmt: skip
+    verdict = verdict_of(job, tmp_path, f"degraded-nic:{where}:bandwidth={bandwidth}:steps=12-")
+    (accused,) = accused_by_stragglers(verdict)
+    assert (accused.host, accused.blames_host) == (host, True)
+    assert [one["ranks"] for one in verdict["culprits"]] == [list(ranks)]
+    assert network_signs(verdict) == []
+    decision, _ = decided((accused,))
+    assert (decision.action, decision.fence) == (Action.CHECKPOINT_AND_REPLACE, (host,))

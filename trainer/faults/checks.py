@@ -107,7 +107,7 @@ def known_segments(kind: FaultKind, config: TrainConfig) -> list[str]:
 
 
 def _of_replicas(config: TrainConfig) -> tuple[str, ...]:
-    """Collectives over dp; where hosts decide on pods, those of both."""
+    """Collectives over dp; where hosts or racks decide on pods, those of both."""
     pod = config.parallel.pod
     if isinstance(pod, str):
         return COLLECTIVES["dp"] + IN_PODS

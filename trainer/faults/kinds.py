@@ -24,6 +24,7 @@ class FaultKind(StrEnum):
     KILL_HOST = "kill-host"
     NO_RENDEZVOUS = "no-rendezvous"
     NAN = "nan"
+    DIVERGE = "diverge"
     SKIP_COLLECTIVE = "skip-collective"
     WRONG_COLLECTIVE = "wrong-collective"
     WRONG_SIZE = "wrong-size"
@@ -36,6 +37,9 @@ class FaultKind(StrEnum):
 
 LATE = frozenset({FaultKind.SLOW_LINK, FaultKind.SLOW_NIC})
 """Kinds that delay what goes between ranks."""
+
+OF_ALL = frozenset({FaultKind.DIVERGE})
+"""Kinds that name no ranks: all of them carry it, alike."""
 
 ENDING = frozenset({FaultKind.KILL, FaultKind.KILL_HOST})
 """Kinds after which the rank records nothing more."""
@@ -67,6 +71,7 @@ REQUIRED = {
     FaultKind.KILL_HOST: _AT,
     FaultKind.NO_RENDEZVOUS: {"rank"},
     FaultKind.NAN: _AT,
+    FaultKind.DIVERGE: {"factor"},
     FaultKind.SKIP_COLLECTIVE: _IN,
     FaultKind.WRONG_COLLECTIVE: _IN,
     FaultKind.WRONG_SIZE: _IN,
@@ -80,13 +85,15 @@ OPTIONAL: dict[FaultKind, set[str]] = {
     FaultKind.SLOW: {"segment", "from", "to"},
     FaultKind.SLOW_LINK: {"from", "to"},
     FaultKind.SLOW_NIC: {"from", "to"},
+    FaultKind.DIVERGE: {"from", "to"},
     **{kind: {"segment"} for kind in ACTS - {FaultKind.STOP}},
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. ``segments`` empty means forward and backward for slow, else the start of the step.
+    """One fault. ``segments`` empty means forward and backward for slow, else the start of the step; ``ranks`` empty
+    means all.
 
     ``last_step`` is the last step that has it, None for all that follow. ``link`` is (source, destination).
     ``attempt`` None acts in every attempt, so that a restarted job that repeats the step meets it again.
@@ -117,7 +124,8 @@ def parse_fault(text: str) -> Fault:
     segment);
     skip-collective, wrong-collective, wrong-size, wrong-dtype rank=3 step=12 segment=dp_all_gather;
     skip-send rank=3 step=12 segment=send_forward; receive-first, swap-order, repeat-step, nan rank=3 step=12;
-    no-rendezvous rank=3. Each takes attempt=0 too, to act in that attempt alone. Raises UsageError for anything else.
+    diverge factor=100 [from=20] [to=100] (all ranks); no-rendezvous rank=3. Each takes attempt=0 too, to act in that
+    attempt alone. Raises UsageError for anything else.
     """
     name, *pairs = text.split() or [""]
     if name not in set(FaultKind):
@@ -160,12 +168,13 @@ def _from_values(text: str, kind: FaultKind, values: dict[str, str]) -> Fault:
     if "link" in values:
         source, destination = (int(rank) for rank in values["link"].split(">"))
         link = source, destination
+    ranks = tuple(int(rank) for rank in values["rank"].split(",")) if "rank" in values else ()
     first = int(values.get("step", values.get("from", "0")))
     last = values.get("step", values.get("to"))
     return Fault(
         text=text,
         kind=kind,
-        ranks=link or tuple(int(rank) for rank in values["rank"].split(",")),
+        ranks=link or ranks,
         segments=tuple(values["segment"].split(",")) if "segment" in values else (),
         factor=float(values["factor"]) if "factor" in values else None,
         delay_ms=float(values["delay_ms"]) if "delay_ms" in values else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from ...profiler.null import NullRecorder
 from ...profiler.recorder import Recorder
 from .acts import act
-from .kinds import ACTS, ALTERING, ENDING, LATE, SKIPPING, Fault, FaultKind, parse_fault
+from .kinds import ACTS, ALTERING, ENDING, LATE, OF_ALL, SKIPPING, Fault, FaultKind, parse_fault
 
 SMALLEST_SLEEP_NS = 1_000_000
 """Shorter sleeps overshoot by a good part of themselves; what is owed is carried on instead."""
@@ -108,6 +109,13 @@ class FaultSwitches:
         """Whether the loss of this step is not a number."""
         return self._is_acting(FaultKind.NAN)
 
+    def stretch(self) -> float:
+        """How many times as long the update of the weights is, this step, as it should be."""
+        acting = self._acting(FaultKind.DIVERGE)
+        for fault in acting:
+            self._note(fault)
+        return math.prod((fault.factor or 1.0 for fault in acting), start=1.0)
+
     def repeats(self, step: int) -> bool:
         """Whether a step that has just ended is to be run once more; the second time is not the fault's any more."""
         for fault in self._acting(FaultKind.REPEAT_STEP):
@@ -198,7 +206,7 @@ class FaultSwitches:
 
 def _carries(fault: Fault, rank: int) -> bool:
     """Whether a rank does something for a fault: what is sent to a slow card is held back by whoever sends it."""
-    if fault.kind is FaultKind.SLOW_NIC:
+    if fault.kind is FaultKind.SLOW_NIC or fault.kind in OF_ALL:
         return True
     return rank in (fault.link[:1] if fault.link else fault.ranks)
 

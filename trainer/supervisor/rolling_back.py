@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,17 +19,20 @@ from .thresholds import THRESHOLDS, Thresholds
 
 
 def last_good_step(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS) -> int | None:
-    """The last step of the stretch whose median loss is the lowest, which a divergence is held against.
+    """The last step with an ordinary loss in the stretch whose median loss is the lowest, which a divergence is held
+    against.
 
-    The latest of several that are alike; None where there are not enough steps with a loss.
+    Ordinary is a loss that is not above that median: the stretch may end in steps whose loss has risen already. The
+    latest of several stretches that are alike; None where there are not enough steps with a loss.
     """
-    known = [(step.step, step.loss) for step in steps if step.loss is not None]
+    known = [(step.step, step.loss) for step in steps if step.loss is not None and math.isfinite(step.loss)]
     size = limits.loss_steps
     ends = range(size, len(known) - size + 1)
     if not ends:
         return None
-    best = min(ends, key=lambda end: (statistics.median(loss for _, loss in known[end - size : end]), -end))
-    return known[best - 1][0]
+    medians = {end: statistics.median(loss for _, loss in known[end - size : end]) for end in ends}
+    best = min(ends, key=lambda end: (medians[end], -end))
+    return next(step for step, loss in reversed(known[:best]) if loss <= medians[best])
 
 
 def way_still_there(found: RollBack, job: Job, seen: Seen, history: History) -> RollBack | None:
@@ -53,7 +57,8 @@ def way_back(job: Job, seen: Seen, history: History) -> RollBack | None:
     committed: list[int] = []
     with contextlib.suppress(OSError):
         committed = committed_steps(job.checkpoints)
-    to = next((step for step in committed if step <= good + 1), None)  # the newest comes first
+    # The newest comes first. Of what a step's own update has made, no loss of a good step has shown that it is good.
+    to = next((step for step in committed if step <= good), None)
     if to is None or seen.furthest - to >= job.limits.most_steps_back:
         return None
     passed = {*job.skip, *history.passed_over}
