@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,14 +20,26 @@ from megascope.profiler.null import NullRecorder
 from megascope.trainer.checkpoints.checkpointer import Checkpointer
 from megascope.trainer.checkpoints.commit import read_commit
 from megascope.trainer.checkpoints.files import committed_steps
-from megascope.trainer.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
+from megascope.trainer.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizationConfig,
+    ParallelConfig,
+    TrainConfig,
+)
 from megascope.trainer.loop import Trainer
 
 from .machine import report
+from .ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = ModelConfig(layers=7, width=1024, heads=8, vocabulary=256, sequence=64)
-"""88 million parameters: 1.06 GB of master weights and moments on one rank."""
+"""88 million parameters: 1.06 GB of master weights and moments."""
+
+RANKS = 1, 2
+"""Among how many that state is shared."""
+LARGE_TIMEOUT_S = 400.0
 
 REPEATS = 4
 STEPS, EVERY, WHOLE_EVERY = 24, 4, 3
@@ -36,11 +47,14 @@ OTHER_LAYOUT = ("--parallel.tp", "1", "--parallel.pp", "4", "--parallel.chunks",
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Print one JSON object: of the parts that are named (`demo`, `large`), of both where none is."""
+    chosen, values = sys.argv[1:] or ["demo", "large"], dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
-        demo = demo_costs(Path(folder) / "demo")
-        large = large_costs(Path(folder) / "large")
-    report("checkpoints", {"demo": demo, "large": large})
+        if "demo" in chosen:
+            values["demo"] = demo_costs(Path(folder) / "demo")
+        if "large" in chosen:
+            values |= {f"large_{ranks}": large_costs(Path(folder) / f"large-{ranks}", ranks) for ranks in RANKS}
+    report("checkpoints", values)
 
 
 def demo_costs(folder: Path) -> dict[str, Any]:
@@ -104,14 +118,26 @@ def _durations(folder: Path, run: str, segment: str) -> list[float]:
     return [round(row[name] / 1e6, 3) for name in ("middle", "largest")]
 
 
-def large_costs(folder: Path) -> dict[str, Any]:
-    """About a gigabyte of state on one rank: the stall beside a memory copy of as many bytes, in turns."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
-    dist.init_process_group("gloo", rank=0, world_size=1)
+def large_costs(folder: Path, ranks: int = 1) -> dict[str, Any]:
+    """About a gigabyte of state over so many ranks, which save at once; of rank 0, the stall beside a memory copy of
+
+    as many bytes, in turns, which all make at once too.
+    """
     checkpoint = CheckpointConfig(folder=folder, every=1, keep=1)
-    config = TrainConfig(model=LARGE, data=DataConfig(limit_bytes=100_000), checkpoint=checkpoint)
+    config = TrainConfig(
+        model=LARGE,
+        parallel=ParallelConfig(dp=ranks),
+        train=OptimizationConfig(batch=4 * ranks, microbatches=1),
+        data=DataConfig(limit_bytes=100_000),
+        checkpoint=checkpoint,
+    )
+    return dict(run_ranks(ranks, lambda: _large(config), timeout_s=LARGE_TIMEOUT_S)[0])
+
+
+def _large(config: TrainConfig) -> dict[str, Any]:
+    ranks, folder = config.parallel.dp, config.checkpoint.folder
+    assert folder is not None
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     trainer = Trainer(config, NullRecorder(), torch.device("cpu"))
     checkpointer = trainer._checkpointer
     assert checkpointer is not None
@@ -129,11 +155,11 @@ def large_costs(folder: Path) -> dict[str, Any]:
         stalls.append(_seconds(lambda number=number: checkpointer.save(number + 1, position)))
         writes.append(_seconds(checkpointer.finish))
     loads = [_seconds(lambda: _load(config, trainer)) for _ in range(2)]
-    dist.destroy_process_group()
-    size = read_commit(folder, REPEATS).state_bytes
-    stall, copy = statistics.median(stalls), statistics.median(copies)
+    size, stall, copy = source.nbytes, statistics.median(stalls), statistics.median(copies)
     return {
-        "state_bytes": size,
+        "ranks": ranks,
+        "state_bytes": read_commit(folder, REPEATS).state_bytes,
+        "state_bytes_of_a_rank": size,
         "stall_ms": [round(1e3 * value, 1) for value in stalls],
         "copy_ms": [round(1e3 * value, 1) for value in copies],
         "stall_over_copy": round(statistics.median(a / b for a, b in zip(stalls, copies, strict=True)), 2),
@@ -151,6 +177,8 @@ def _load(config: TrainConfig, trainer: Trainer) -> None:
 
 
 def _seconds(work: Any) -> float:
+    """How long it takes, once all ranks have come."""
+    dist.barrier()
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

@@ -93,6 +93,11 @@ def is_right(trial: Trial, verdict: dict[str, Any]) -> bool:
     return named in trial.culprits and all(one["kind"] in trial.kinds for one in verdict["culprits"])
 
 
+def is_disturbed(looks: Looks, noticed: dict[str, Any]) -> bool:
+    """Whether somebody was accused in a job in which nothing is wrong, or its agents opened an incident."""
+    return bool(looks.wrong_claims) or noticed["incident"] is not None
+
+
 def look_until_right(trial: Trial, root: Path, limit_s: float, keeper: Keeper, answer: Connection) -> None:
     """Look until the verdict is right, or ``limit_s`` after the fault; of a job without one, for a fixed time.
 
@@ -117,10 +122,11 @@ def look_until_right(trial: Trial, root: Path, limit_s: float, keeper: Keeper, a
             break
         time.sleep(max(POLL_S, time.monotonic() - asked))
     dumps = None if trial.is_harmless else judge_dumps(trial, _wait_for_agent(root, AGENT_S))
+    noticed = incident(root, None if trial.is_harmless else looks.fault_ns)
     answer.send(
         {
-            "right": right and not (trial.is_harmless and looks.wrong_claims),
-            **({} if trial.is_harmless else incident(root, looks.fault_ns)),
+            "right": right and not (trial.is_harmless and is_disturbed(looks, noticed)),
+            **noticed,
             **looks.told(),
             "dumps": dumps,
         }
@@ -163,7 +169,8 @@ def ask(root: Path, *, judge: bool = True) -> Look:
 
 
 def incident(root: Path, fault_ns: int | None) -> dict[str, Any]:
-    """What the agents made of it: the first incident after the fault, and the verdict that they wrote, with delays."""
+    """What the agents made of it: the first incident after the fault (of a job without one, ``fault_ns`` None, the
+    first of all), how long a rest they were patient with, and the verdict that they wrote, with delays."""
     from megascope.collectors.reading.store import Store
     from megascope.viz3d.actions import parse_actions
 
@@ -176,12 +183,14 @@ def incident(root: Path, fault_ns: int | None) -> dict[str, Any]:
     ).to_pylist()
     if not rows or fault_ns is None:
         return {"incident": rows[0]["kind"] if rows else None, "seconds_to_incident": None}
+    first = parse_actions(rows[0]["actions"])
     written = [json.loads(row["verdict"]) for row in rows if row["verdict"]]
     actions = [one for row in rows for one in parse_actions(row["actions"]) if one.get("action") == "diagnosed"]
     told_ns = max((int(one["moment_ns"]) for one in actions), default=None)
     return {
         "incident": rows[0]["kind"],
         "seconds_to_incident": round((rows[0]["opened_ns"] - fault_ns) / 1e9, 1),
+        "patience_s": next((one["patience_s"] for one in first if "patience_s" in one), None),
         "told_by_agent": summary(written[-1]) if written else None,
         "seconds_to_agent_verdict": None if told_ns is None else round((told_ns - fault_ns) / 1e9, 1),
     }

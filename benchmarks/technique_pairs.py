@@ -1,4 +1,4 @@
-"""Each technique off and on, in turns: CPU time, messages, bytes and memory of a step, and the loss after a while."""
+"""Each technique off and on, in turns: CPU time, messages, bytes and memory of a step."""
 
 from __future__ import annotations
 
@@ -53,17 +53,6 @@ PAIRS = {
     "sequence and vocabulary over tp": Pair({}, {}, {"parallel.tp": 2}),
     "compile": Pair({"model.width": 128, "model.sequence": 256}, {}, {"train.compile": True}),
 }
-
-QUALITY: Mapping[str, Mapping[str, Any]] = {
-    "plain": {},
-    "parallel block": {"model.parallel_block": True},
-    "window": {"model.window": 16},
-    "tied": {"model.tied": True},
-    "dropout": {"model.dropout": 0.1},
-    "bf16": {"model.precision": Precision.BF16},
-    "adaptive clip": {"train.clip_factor": 2.0},
-}
-QUALITY_STEPS, SEEDS = 120, 3
 
 
 def with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
@@ -151,21 +140,6 @@ def _saved_bytes(trainer: Any, config: TrainConfig) -> int:
         loss = chunk.loss(chunk(tokens), tokens)
     assert loss.requires_grad
     return sum(saved.values())
-
-
-def quality() -> dict[str, Any]:
-    """Evaluation loss of one process after so many steps, by technique and seed."""
-    train = {"train.steps": QUALITY_STEPS, "train.microbatches": 1, "train.learning_rate": 3e-3}
-    train |= {"train.min_learning_rate": 3e-4, "train.warmup_steps": 12, "train.eval_every": QUALITY_STEPS}
-    result: dict[str, Any] = {"tokens": QUALITY_STEPS * BASE.train.batch * BASE.model.sequence}
-    for name, settings in QUALITY.items():
-        losses = []
-        for seed in range(SEEDS):
-            config = with_settings(BASE, {**train, "train.eval_batches": 8, "train.seed": seed, **settings})
-            (found,) = run_ranks(1, lambda c=config: new_trainer(c).run().eval_losses, timeout_s=TIMEOUT_S)  # type: ignore[misc]
-            losses.append(round(found[QUALITY_STEPS - 1], 4))
-        result[name] = losses
-    return result
 
 
 def new_trainer(config: TrainConfig, recorder: Any = None) -> Any:

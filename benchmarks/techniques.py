@@ -1,6 +1,6 @@
-"""What the trainer's techniques do, measured: bubbles, waits, memory of ZeRO and recomputation, LAMB's loss curve.
+"""What the trainer's techniques do, measured: bubbles, waits, memory of ZeRO and recomputation, losses.
 
-`python -m benchmarks.techniques [bubbles|overlap|zero|recompute|lamb|pairs|quality ...]`: all where none is named.
+`python -m benchmarks.techniques [bubbles|overlap|zero|recompute|pairs|quality|lamb|clip ...]`: all where none is named.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from benchmarks.machine import report
 from benchmarks.ranks import run_ranks
-from benchmarks.technique_pairs import pairs, quality
+from benchmarks.technique_losses import clip, lamb, quality
+from benchmarks.technique_pairs import pairs
 from benchmarks.technique_waits import overlap
 from megascope.trainer.config import (
     DataConfig,
     ModelConfig,
     OptimizationConfig,
-    Optimizer,
     Order,
     ParallelConfig,
     Recompute,
@@ -216,47 +216,10 @@ def _kept(config: TrainConfig) -> dict[str, Any]:
     return {"kept_bytes": kept, "cpu_ms": statistics.median(times[2:]) / 1e6}
 
 
-# -- LAMB ----------------------------------------------------------------------------------------------------------
-
-
-def lamb() -> dict[str, Any]:
-    """Evaluation loss after equal tokens: AdamW, and both at four times the batch in a quarter of the steps."""
-    return {
-        name: _curve(optimizer, batch, rate)
-        for name, optimizer, batch, rate in (
-            ("adamw, batch 16", Optimizer.ADAMW, 16, 3e-3),
-            ("adamw, batch 64", Optimizer.ADAMW, 64, 3e-3),
-            ("adamw, batch 64, twice the rate", Optimizer.ADAMW, 64, 6e-3),
-            ("lamb, batch 64", Optimizer.LAMB, 64, 4e-2),
-            ("lamb, batch 64, twice the rate", Optimizer.LAMB, 64, 8e-2),
-        )
-    }
-
-
-def _curve(optimizer: Optimizer, batch: int, rate: float) -> dict[str, Any]:
-    steps = 320 * 16 // batch
-    train = OptimizationConfig(
-        steps=steps,
-        batch=batch,
-        microbatches=1,
-        optimizer=optimizer,
-        learning_rate=rate,
-        min_learning_rate=rate / 10,
-        warmup_steps=steps // 10,
-        log_every=10**6,
-        eval_every=steps // 4,
-        eval_batches=max(1, 128 // batch),
-    )
-    config = replace(BASE, train=train)
-    result = run_ranks(1, lambda: _trainer(config).run().eval_losses, timeout_s=TIMEOUT_S)[0]
-    tokens = batch * config.model.sequence
-    return {"learning_rate": rate, "eval_loss_by_tokens": {(step + 1) * tokens: loss for step, loss in result.items()}}
-
-
 def main() -> None:
     """Measure what is named and print the JSON object."""
-    parts = {"bubbles": bubbles, "overlap": overlap, "zero": zero, "recompute": recompute, "lamb": lamb}
-    parts |= {"pairs": pairs, "quality": quality}
+    parts = {"bubbles": bubbles, "overlap": overlap, "zero": zero, "recompute": recompute, "pairs": pairs}
+    parts |= {"quality": quality, "lamb": lamb, "clip": clip}
     chosen = sys.argv[1:] or list(parts)
     report("techniques", {name: parts[name]() for name in chosen})
 

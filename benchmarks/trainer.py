@@ -138,10 +138,8 @@ def main() -> None:
         "cpu_ms_per_step": _total_ms(own),
         "single_process_cpu_ms_per_step": single["cpu_ns"] / 1e6,
         "cpu_ratio_to_single_process": _total_ms(own) / (single["cpu_ns"] / 1e6),
-        "wall_ms_per_step": own[0]["wall_ns"] / 1e6,
-        "single_process_wall_ms_per_step": single["wall_ns"] / 1e6,
-        "tokens_per_second_per_core": tokens / (_total_ms(own) / 1e3),
-        "single_process_tokens_per_second_per_core": tokens / (single["cpu_ns"] / 1e9),
+        **speeds("", tokens, own),
+        **speeds("single_process_", tokens, [single]),
         "largest_loss_difference": _difference(own[0]["losses"], single["losses"]),
         "exposed_wait_ms": _exposed_off_and_on(config),
     }
@@ -150,10 +148,22 @@ def main() -> None:
         values |= {
             "torch_native_cpu_ms_per_step": _total_ms(other),
             "torch_native_cpu_ratio": _total_ms(other) / _total_ms(own),
-            "torch_native_wall_ms_per_step": other[0]["wall_ns"] / 1e6,
+            **speeds("torch_native_", tokens, other),
             "torch_native_largest_loss_difference": _difference(other[-1]["losses"], single["losses"]),
         }
     report("trainer", values)
+
+
+def speeds(name: str, tokens: int, ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Of a training whose steps have so many tokens, under names that begin so: wall time of a step in ms, tokens a
+
+    second by the wall time of rank 0, and a second of processor time, of which all ranks together use so much.
+    """
+    return {
+        f"{name}wall_ms_per_step": ranks[0]["wall_ns"] / 1e6,
+        f"{name}tokens_per_second": tokens * 1e9 / ranks[0]["wall_ns"],
+        f"{name}tokens_per_second_per_core": tokens * 1e3 / _total_ms(ranks),
+    }
 
 
 def _exposed_off_and_on(config: TrainConfig) -> dict[str, float]:

@@ -3,8 +3,9 @@
 Eight processes at tp2 pp2 dp2 and at pp4 dp2. A trial is right once the verdict on the store, which is asked again and
 again while the job hangs, is of the right kind and names exactly the ranks that the fault was put into; the seconds
 count from the moment at which the fault acted. One without a fault, or with a rank that is only slow, is right if it
-never says hang. Beside that stand the delay of the agents' incident, the verdict that they wrote, and the verdict from
-the Flight Recorder's dumps alone.
+never says hang and its agents open no incident. Beside that stand the delays of the agents' incident and of the
+verdict that they wrote, and the verdict from the Flight Recorder's dumps alone; ``--table`` prints the seconds of all
+as Markdown.
 
 ``--cases`` runs the trials whose name has one of the given words. With ``--results FILE`` each result is kept in that
 file as a line, and trials that have one are not run again, so that a campaign can be cut and taken up.
@@ -30,7 +31,8 @@ from typing import Any
 
 from .hang_jobs import Job, preload
 from .hang_keeping import Keeper
-from .hang_looks import WITHIN_S, look_until_right
+from .hang_looks import look_until_right
+from .hang_table import summary, table
 from .hang_trials import Trial, plan
 from .machine import report
 
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="Results as lines; trials that have one are not run again.")
     parser.add_argument("--jobs", type=int, default=1, help="Trials at a time: one that stands still needs no core.")
     parser.add_argument("--seconds", type=float, help="Begin no trial that may not end in so many seconds.")
+    parser.add_argument("--table", action="store_true", help="Print the seconds as a table instead of the object.")
     given = parser.parse_args()
     trials = chosen(given.cases)
     if given.list:
@@ -158,25 +161,11 @@ def main() -> None:
     end_in_order()
     preload()
     results = Campaign(given).go(trials)
-    faulty = [one for one in results if one.get("seconds_to_verdict") is not None]
-    named = [one for one in results if one.get("seconds_to_named") is not None]
-    report(
-        "trainer_hangs",
-        {
-            "trials": len(results),
-            "left": len(trials) - len(results),
-            "right": sum(one["right"] for one in results),
-            f"right_within_{WITHIN_S:.0f}_s": sum(
-                one["right"] and one["seconds_to_verdict"] <= WITHIN_S for one in faulty
-            ),
-            f"named_within_{WITHIN_S:.0f}_s": sum(one["seconds_to_named"] <= WITHIN_S for one in named),
-            "with_fault": sum(bool(one["fault"]) for one in results),
-            "claimed_wrongly": [one["case"] for one in results if one.get("wrong_claims")],
-            "with_dumps": sum(one.get("dumps") is not None for one in results),
-            "right_from_dumps": sum(bool((one.get("dumps") or {}).get("right")) for one in results),
-            "results": results,
-        },
-    )
+    if given.table:
+        sys.stdout.write(f"{table(results)}\n")
+        return
+    left = len(trials) - len(results)
+    report("trainer_hangs", {"left": left, **summary(results), "results": results})
 
 
 if __name__ == "__main__":

@@ -104,14 +104,19 @@ def _mint(
         run = run or mint_run(prefix)
         attempt = next_attempt(run) if attempt is None else attempt
     if store is not None:
-        # A rendezvous store may outlive a restart: what an earlier incarnation left there must not be read.
-        key = f"{_STORE_KEY}/{env.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        key = f"{_STORE_KEY}/{store_restarts(env)}"
         if rank == 0:
             store.set(key, json.dumps([run, attempt]))
         run, attempt = json.loads(store.get(key))
     assert run is not None
     assert attempt is not None
     return run, attempt
+
+
+def store_restarts(env: Mapping[str, str]) -> str:
+    """What keeps the keys of two incarnations apart in a store that outlives a restart: torchrun's count, if the ranks
+    use its agents' store. Else each has a store of its own; then a spare, which counts anew, has the same keys."""
+    return env.get("TORCHELASTIC_RESTART_COUNT", "0") if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "0"
 
 
 def next_attempt_in(store: Path, spool: Path) -> Callable[[str], int]:

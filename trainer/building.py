@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,7 @@ def build_engine(
             topology,
             parallel.chunks,
             mesh_device,
+            timeout=timedelta(seconds=parallel.timeout_s),
             ties_ends=model.tied,
             has_ring=parallel.ring,
             pod=pod,

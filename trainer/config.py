@@ -14,7 +14,7 @@ from cyclopts.config import Toml
 from rich.console import Console
 
 from ..profiler.errors import UsageError
-from ..profiler.identity import ATTEMPT_VARIABLE
+from ..profiler.identity import ATTEMPT_VARIABLE, store_restarts
 from ..profiler.topology import Topology
 from .sections import (
     Backend,
@@ -144,6 +144,11 @@ class TrainConfig:
             return self.record.attempt
         counts = (environment.get(name, "") for name in (ATTEMPT_VARIABLE, "TORCHELASTIC_RESTART_COUNT"))
         return next((int(text) for text in counts if text.strip().isdecimal()), 0)
+
+    def incarnation(self, environment: Mapping[str, str]) -> str:
+        """What tells this incarnation's keys in the rendezvous store from those of another, the same on all ranks."""
+        given = environment.get(ATTEMPT_VARIABLE, "") if self.record.attempt is None else self.record.attempt
+        return f"{given}/{store_restarts(environment)}"
 
     @property
     def microbatch_sequences(self) -> int:

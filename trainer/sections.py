@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
@@ -23,11 +24,15 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 Whole = Annotated[int, Parameter(converter=_whole)]
 
 
-def _whole_or_host(kind: object, tokens: Sequence[Token]) -> int | str:
-    return "host" if tokens[0].value == "host" else _whole(kind, tokens)
+BY_HOST, BY_RACK = "host", "rack"
+"""The size of a pod that is to follow from the hosts, and from their racks."""
 
 
-Pod = Annotated[int | Literal["host"], Parameter(converter=_whole_or_host)]
+def _whole_or_place(kind: object, tokens: Sequence[Token]) -> int | str:
+    return tokens[0].value if tokens[0].value in (BY_HOST, BY_RACK) else _whole(kind, tokens)
+
+
+Pod = Annotated[int | Literal["host", "rack"], Parameter(converter=_whole_or_place)]
 
 
 class Precision(StrEnum):
@@ -133,7 +138,9 @@ class ParallelConfig:
     ring: bool = False
     "Cut the tensor-parallel collectives of layers into messages that travel while matrices are multiplied."
     pod: Pod = 0
-    "Neighbouring replicas that first reduce gradients among themselves; host: those that share a host; 0: one level."
+    "Neighbouring replicas that first reduce gradients among themselves; host or rack: those that share it; 0: none."
+    racks: Path | None = None
+    "File of lines host,rack, for pods by rack, and to warn of pods that cross racks."
     bucket_bytes: Whole = 4 * 2**20
     "Gradient bytes that are reduced together."
     timeout_s: Whole = 600

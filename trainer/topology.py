@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
 
@@ -97,12 +98,14 @@ def build_mesh(
     chunks: int,
     device_type: str,
     *,
+    timeout: timedelta,
     ties_ends: bool = False,
     has_ring: bool = False,
     pod: int = 0,
 ) -> Mesh:
     """Create all process groups; a collective call, in the same order on every rank.
 
+    ``timeout``: of each group's operations; torch gives a group its own default, not that of the world.
     ``ties_ends``: first and last stage share a matrix, and have a group in which to add up its gradients; ``pod``:
     replicas of a pod. Groups are made without ``use_local_synchronization``: it names a group by how many its members
     have, which differs between the members of a ring of four or more, and hangs.
@@ -112,13 +115,17 @@ def build_mesh(
     device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=topology.names)
     own: dict[Edge, dist.ProcessGroup] = {}
     for edge in pipeline_edges(topology, chunks) + (ring_edges(topology) if has_ring else []):
-        group = _own_group([[edge.source, edge.destination]], rank)
+        group = _own_group([[edge.source, edge.destination]], rank, timeout)
         if group is not None:
             own[edge] = group
     groups = {name: device_mesh.get_group(name) for name in topology.names}
-    ends = _own_group([[line[0], line[-1]] for line in topology.groups("pp") if len(line) > 1 and ties_ends], rank)
+    for group in groups.values():  # a DeviceMesh takes no timeout; where a group is the world's, that has its own
+        if group is not dist.group.WORLD:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+    tied = [[line[0], line[-1]] for line in topology.groups("pp") if len(line) > 1 and ties_ends]
+    ends = _own_group(tied, rank, timeout)
     levels = [pods(line, pod) for line in topology.groups("dp") if pod]
-    inner, outer = (_own_group([ranks for level in levels for ranks in level[side]], rank) for side in (0, 1))
+    inner, outer = (_own_group([ranks for level in levels for ranks in level[side]], rank, timeout) for side in (0, 1))
     return Mesh(topology, rank, groups, own, None if inner is None or outer is None else (inner, outer), ends)
 
 
@@ -128,11 +135,11 @@ def pods(line: tuple[int, ...], size: int) -> tuple[list[tuple[int, ...]], list[
     return inner, [line[place::size] for place in range(size)]
 
 
-def _own_group(groups: Iterable[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
+def _own_group(groups: Iterable[Sequence[int]], rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
     """Make all of the groups; the one that this rank belongs to, None where there is none."""
     own = None
     for ranks in groups:
-        group = dist.new_group(sorted(ranks))
+        group = dist.new_group(sorted(ranks), timeout=timeout)
         if rank in ranks and isinstance(group, dist.ProcessGroup):
             own = group
     return own
@@ -143,28 +150,31 @@ def groups_across_hosts(topology: Topology, axis: str, hosts: Sequence[str]) -> 
     return [group for group in topology.groups(axis) if len({hosts[rank] for rank in group}) > 1]
 
 
-def pod_of_hosts(topology: Topology, hosts: Sequence[str]) -> int:
-    """The most neighbouring replicas, a divisor of dp, that share a host in every pod of every line."""
+def pod_of_places(topology: Topology, places: Sequence[str]) -> int:
+    """The most neighbouring replicas, a divisor of dp, that share a place in every pod of every line.
+
+    ``places``: the host of each rank, or its rack.
+    """
     lines, size = list(topology.groups("dp")), topology.size("dp")
     return next(
         pod
         for pod in range(size, 0, -1)
         if size % pod == 0
-        and all(len({hosts[rank] for rank in ranks}) == 1 for line in lines for ranks in pods(line, pod)[0])
+        and all(len({places[rank] for rank in ranks}) == 1 for line in lines for ranks in pods(line, pod)[0])
     )
 
 
-def pods_that_split_hosts(topology: Topology, pod: int, hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Pods on several hosts, of which one is in another pod of the same replicas too: their borders cross.
+def pods_that_split_places(topology: Topology, pod: int, places: Sequence[str]) -> list[tuple[int, ...]]:
+    """Pods in several places, of which one is in another pod of the same replicas too: their borders cross.
 
-    A pod that lies in a host, and one of whole hosts such as a rack, are as they should be.
+    A pod that lies in a host or a rack, and one of whole ones, are as they should be.
     """
     found = []
     for line in topology.groups("dp"):
         inner = pods(line, pod)[0]
-        count = Counter(host for ranks in inner for host in {hosts[rank] for rank in ranks})
+        count = Counter(place for ranks in inner for place in {places[rank] for rank in ranks})
         for ranks in inner:
-            own = {hosts[rank] for rank in ranks}
-            if len(own) > 1 and any(count[host] > 1 for host in own):
+            own = {places[rank] for rank in ranks}
+            if len(own) > 1 and any(count[place] > 1 for place in own):
                 found.append(ranks)
     return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..profiler.errors import UsageError
+from .sections import BY_RACK
 
 if TYPE_CHECKING:
     from .config import TrainConfig
@@ -60,7 +61,7 @@ def _ranges(config: TrainConfig, _: int) -> Iterator[Problem]:
             "train.warmup_steps": train.warmup_steps,
             "train.eval_every": train.eval_every,
             "train.clip_factor": train.clip_factor,
-            "parallel.pod": 0 if parallel.pod == "host" else parallel.pod,
+            "parallel.pod": 0 if isinstance(parallel.pod, str) else parallel.pod,
             "train.gc_every": train.gc_every,
             "checkpoint.every": config.checkpoint.every,
             "record.attempt": config.record.attempt or 0,
@@ -126,8 +127,13 @@ def _divisions(config: TrainConfig, _: int) -> Iterator[Problem]:
         "train.recompute is selective, which a ring cannot stop short of its messages: choose full, or ring off.",
     )
     yield (
-        parallel.pod not in (0, "host") and parallel.dp % int(parallel.pod) != 0,
-        f"parallel.pod is {parallel.pod}, which does not divide dp {parallel.dp}: choose a divisor, host, or 0.",
+        not isinstance(parallel.pod, str) and parallel.pod > 0 and parallel.dp % parallel.pod != 0,
+        f"parallel.pod is {parallel.pod}, which does not divide dp {parallel.dp}: choose a divisor, host, rack, or 0.",
+    )
+    yield (
+        parallel.pod == BY_RACK and parallel.racks is None,
+        "parallel.pod is rack, but nothing says which host is in which: name a file of lines host,rack in "
+        "parallel.racks, or set pod to host.",
     )
     layers = parallel.stage_layers
     yield (

@@ -22,8 +22,8 @@ fault
 model.dropout model.feed_forward model.heads model.init_std model.layers model.parallel_block model.precision
 model.rotary_base model.sequence model.tied model.vocabulary model.width model.window
 parallel.backend parallel.bucket_bytes parallel.chunks parallel.dp parallel.order parallel.overlap
-parallel.overlap_gather parallel.overlap_p2p parallel.overlap_reduce parallel.pod parallel.pp parallel.recv_ahead
-parallel.ring parallel.schedule parallel.stage_layers parallel.timeout_s parallel.tp parallel.zero
+parallel.overlap_gather parallel.overlap_p2p parallel.overlap_reduce parallel.pod parallel.pp parallel.racks
+parallel.recv_ahead parallel.ring parallel.schedule parallel.stage_layers parallel.timeout_s parallel.tp parallel.zero
 record.attempt record.enabled record.run record.spool record.store
 train.batch train.beta1 train.beta2 train.clip train.clip_factor train.compile train.epsilon train.eval_batches
 train.eval_every train.gc_every train.learning_rate train.log_every train.microbatches train.min_learning_rate
@@ -215,7 +215,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (
             "--parallel.dp 4 --parallel.pod 3",
             4,
-            "parallel.pod is 3, which does not divide dp 4: choose a divisor, host, or 0.",
+            "parallel.pod is 3, which does not divide dp 4: choose a divisor, host, rack, or 0.",
         ),
     ],
 )
@@ -245,3 +245,18 @@ def test_the_attempt_is_the_launchers_count_and_no_word_stops_training(
     environment: dict[str, str], attempt: int
 ) -> None:
     assert load_config(None).attempt(environment) == attempt
+
+
+def test_ranks_of_one_incarnation_agree_whatever_torchrun_counted_on_each() -> None:
+    config = load_config(None)
+    survivor, spare = ({"TORCHELASTIC_RESTART_COUNT": count} for count in ("1", "0"))
+    assert config.incarnation(survivor) == config.incarnation(spare)
+    assert config.incarnation({"MEGASCOPE_ATTEMPT": "1"}) != config.incarnation({"MEGASCOPE_ATTEMPT": "2"})
+    given = load_config(None, ["--record.attempt", "4"])
+    assert given.incarnation({"MEGASCOPE_ATTEMPT": "2"}) == given.incarnation({})
+
+
+def test_in_a_store_that_outlives_a_restart_two_incarnations_have_keys_of_their_own() -> None:
+    shared = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first, second = ({**shared, "TORCHELASTIC_RESTART_COUNT": count} for count in ("0", "1"))
+    assert load_config(None).incarnation(first) != load_config(None).incarnation(second)

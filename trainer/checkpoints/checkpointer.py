@@ -47,9 +47,8 @@ class Checkpointer:
         self._config, self._folder, self._settings = config, folder, settings
         self._mesh, self._rank, self._optimizer, self._probe = mesh, mesh.rank, optimizer, probe
         self._device = world.funnel.device
-        # A store may outlive a torchrun restart: the counters of two incarnations must not meet.
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        key = f"megascope/checkpoint/{config.attempt(os.environ)}/{restart}"
+        # A store may outlive an incarnation: the counters of two must not meet.
+        key = f"megascope/checkpoint/{config.incarnation(os.environ)}"
         self._committer = Committer(folder, key, mesh.rank, mesh.topology.world_size, settings.keep)
         self._writer = ShardWriter(folder, mesh.rank, whole_every=settings.whole_every)
         self._restorer = Restorer(config, mesh, optimizer, world, probe)
