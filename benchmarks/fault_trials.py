@@ -14,15 +14,20 @@ HALT = "halt"
 FILL = "fill-storage"
 KILL_AS_IT_STARTS = "kill-as-it-starts"
 
-MIXED, LONG, REPLICAS, RING = "pp2 dp2", "pp2 dp2 long", "dp4", "pp5 in a ring"
+MIXED, LONG, LONGER, REPLICAS, RING = "pp2 dp2", "pp2 dp2 long", "pp2 dp2 longer", "dp4", "pp5 in a ring"
 """Layouts of the ranks. A rank with a single peer is never accused of being slow with confidence enough, and a
 link with a single one like it is not named. In the ring, of two chunks a rank, each host has two links, and there are
 three more to hold them against: the fewest hosts on which a slow network card can be told from a slow link."""
 
-LAYOUTS = {MIXED: {"pp": 2, "dp": 2}, LONG: {"pp": 2, "dp": 2}, REPLICAS: {"dp": 4}, RING: {"pp": 5, "chunks": 2}}
-RANKS_PER_HOST = {MIXED: 2, LONG: 2, REPLICAS: 2, RING: 1}
-STEPS = {MIXED: 70, LONG: 240, REPLICAS: 500, RING: 300}
-"""Steps of the trainings: to find what is slow, to save ahead, and to see from outside how far they are takes time."""
+LAYOUTS = {
+    **{name: {"pp": 2, "dp": 2} for name in (MIXED, LONG, LONGER)},
+    REPLICAS: {"dp": 4},
+    RING: {"pp": 5, "chunks": 2},
+}
+RANKS_PER_HOST = {MIXED: 2, LONG: 2, LONGER: 2, REPLICAS: 2, RING: 1}
+STEPS = {MIXED: 70, LONG: 240, LONGER: 700, REPLICAS: 500, RING: 300}
+"""Steps of the trainings: to find what is slow, to save ahead, and to see from outside how far they are takes time.
+Hardware is looked at every five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def plan() -> Iterator[Trial]:
     yield Trial("slow-link", link, kinds=frozenset({"slow-network"}), layout=LONG, disturbs=False)
     yield Trial("slow-nic", card, "", frozenset({4}), frozenset({"rank"}), "", own_host, layout=RING)
     yield _host("checkpoint-stall", f"stop rank=3 segment=checkpoint_write step={AT + 1}", "host-stuck", 3)
-    yield Trial("xid", prod="gpu-falls-off", fenced=host, layout=LONG)
+    yield Trial("xid", prod="gpu-falls-off", fenced=host, layout=LONGER)
     yield Trial("node-agent-killed", prod="kill-node-agent", layout=LONG, lost="node-1")
     yield _program("collective-skipped", skipped, "missing-call", 1)
     # Of two that differ, the steps before say which one is right.
