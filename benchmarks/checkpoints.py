@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -37,8 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LARGE = ModelConfig(layers=7, width=1024, heads=8, vocabulary=256, sequence=64)
 """88 million parameters: 1.06 GB of master weights and moments."""
 
-RANKS = 1, 2
-"""Among how many that state is shared."""
+PARTS = ("demo", "large")
 LARGE_TIMEOUT_S = 400.0
 
 REPEATS = 4
@@ -48,12 +48,15 @@ OTHER_LAYOUT = ("--parallel.tp", "1", "--parallel.pp", "4", "--parallel.chunks",
 
 def main() -> None:
     """Print one JSON object: of the parts that are named (`demo`, `large`), of both where none is."""
-    chosen, values = sys.argv[1:] or ["demo", "large"], dict[str, Any]()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
+    chosen, values = parser.parse_args().parts or PARTS, dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
         if "demo" in chosen:
             values["demo"] = demo_costs(Path(folder) / "demo")
         if "large" in chosen:
-            values |= {f"large_{ranks}": large_costs(Path(folder) / f"large-{ranks}", ranks) for ranks in RANKS}
+            values["large"] = large_costs(Path(folder) / "large-1", 1)
+            values["large_2"] = large_costs(Path(folder) / "large-2", 2)
     report("checkpoints", values)
 
 

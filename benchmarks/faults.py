@@ -117,13 +117,20 @@ def tried(
 def undisturbed(layout: str, keep: Path | None, settings: Settings, skip: tuple[int, ...] = ()) -> dict[int, float]:
     """The losses of a training in which nothing is broken; it passes over the batches in ``skip``.
 
-    SystemExit where it does not end well.
+    RuntimeError where it does not end well.
     """
     name = f"undisturbed-{layout.replace(' ', '-')}" + (f"-without-{skip[0]}-to-{skip[-1]}" if skip else "")
     _, ran = tried(Trial(name, disturbs=False, layout=layout, skip=skip), {}, keep, settings)
     if ran is None or len(ran.losses) != STEPS[layout] or ran.report["attempts"] != 1:
-        raise SystemExit(f"The undisturbed run of {layout} failed: nothing can be compared with it.")
+        raise RuntimeError(f"The undisturbed run of {layout} failed: nothing can be compared with it.")
     return ran.losses
+
+
+def _reference(layout: str, keep: Path | None, settings: Settings) -> dict[int, float]:
+    try:
+        return undisturbed(layout, keep, settings)
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from error
 
 
 def _by_step(losses: Mapping[str, float]) -> dict[int, float]:
@@ -202,7 +209,7 @@ def main() -> None:
         if time.monotonic() > deadline:
             break
         if trial.layout not in references:
-            references[trial.layout] = undisturbed(trial.layout, given.keep, settings)
+            references[trial.layout] = _reference(trial.layout, given.keep, settings)
             kept_losses = {"layout": trial.layout, "losses": references[trial.layout]}
             _append(given.resume, {**kept_losses, "settings": settings.name})
         sys.stderr.write(f"{trial.name}: {trial.fault or trial.prod}\n")

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .hang_looks import CLAIMS
 from .hang_trials import LAYOUTS
 
 NEAR_S = (10.0, 12.0)
@@ -42,12 +43,19 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
             "ended_at_once": len(faulty) - len(stood),
             "stood_still": len(stood),
             "without_incident": [one["case"] for one in stood if one.get("incident") is None],
-            "without_verdict": [one["case"] for one in stood if one.get("seconds_to_agent_verdict") is None],
+            "without_right_verdict": [one["case"] for one in stood if not _agent_is_right(one)],
             "incident": _spread(one.get("seconds_to_incident") for one in stood),
-            "verdict": _spread(one.get("seconds_to_agent_verdict") for one in stood),
+            "verdict": _spread(one.get("seconds_to_agent_verdict") for one in stood if _agent_is_right(one)),
         },
         "load_1min": {name: loads[name] for name in ("median", "worst")},
     }
+
+
+def _agent_is_right(result: Result) -> bool:
+    """Whether the agents' last verdict is firm, and its culprits are those expected, each of a kind that is right."""
+    told, expected = result.get("told_by_agent") or {"verdict": None, "culprits": []}, result["expected"]
+    kinds, ranks = {one[0] for one in told["culprits"]}, sorted({rank for one in told["culprits"] for rank in one[1]})
+    return told["verdict"] in CLAIMS and kinds <= set(expected["kinds"]) and ranks in expected["ranks"]
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, Any]:

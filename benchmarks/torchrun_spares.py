@@ -29,7 +29,6 @@ START_S, AFTER_S = 300.0, 240.0
 PROGRESS = re.compile(r"(?<!resumed at )step (\d+)/")
 JOB = """
 parallel.dp = 2
-record.enabled = false
 model = { layers = 2, width = 32, heads = 4, sequence = 32 }
 train = { steps = 1_000_000, batch = 4, microbatches = 2, log_every = 5 }
 data.limit_bytes = 50_000

@@ -57,6 +57,10 @@ def run(trial: Trial, folder: Path, limit_s: float, kept: Path | None) -> dict[s
             looker.kill()
         job.end()
     keeper.keep(job.store, "ended")
+    return _result(trial, found)
+
+
+def _result(trial: Trial, found: dict[str, Any]) -> dict[str, Any]:
     expected = {"kinds": trial.kinds, "ranks": [sorted(each) for each in trial.culprits]}
     load = round(os.getloadavg()[0], 1)
     return {"case": trial.case, "fault": trial.fault, "expected": expected, **found, "load_1min": load}
@@ -82,7 +86,7 @@ class Campaign:
 
     given: argparse.Namespace
     known: dict[str, dict[str, Any]] = field(default_factory=dict)
-    running: dict[Connection, tuple[str, BaseProcess]] = field(default_factory=dict)
+    running: dict[Connection, tuple[Trial, BaseProcess]] = field(default_factory=dict)
 
     def go(self, trials: Iterable[Trial]) -> list[dict[str, Any]]:
         """The results of the trials, those of an earlier pass among them; as many as there is time for."""
@@ -108,19 +112,19 @@ class Campaign:
         process = context.Process(target=_once, args=(trial, self.given, writer))
         process.start()
         writer.close()
-        self.running[reader] = trial.case, process
+        self.running[reader] = trial, process
 
     def _take(self, path: Path | None) -> None:
         """Wait until a trial is over, and keep its result."""
         for reader in wait(list(self.running)):
             assert isinstance(reader, Connection)
-            case, process = self.running.pop(reader)
+            trial, process = self.running.pop(reader)
             try:
-                self.known[case] = reader.recv()
+                self.known[trial.case] = reader.recv()
             except EOFError:
-                self.known[case] = {"case": case, "right": False, "fault": "", "error": "the trial has failed"}
+                self.known[trial.case] = _result(trial, {"right": False, "error": "the trial has failed"})
             process.join()
-            line = json.dumps(self.known[case])
+            line = json.dumps(self.known[trial.case])
             sys.stderr.write(f"{line}\n")
             if path is not None:
                 with path.open("a") as file:

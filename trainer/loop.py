@@ -91,7 +91,7 @@ class Trainer:
         self._peak = peak_flops(name, config.model.precision)
         self._start, self._logged_step, self._logged_ns = 0, 0, 0
         self._stop_request = StopRequest(lag=DEVICE_LAG if device.type == "cuda" else 0)
-        self._rescue = Rescue(config.attempt(os.environ), self._save_last_good, linger_s=LINGER_S)
+        self._rescue = Rescue(config.incarnation(os.environ), self._save_last_good, linger_s=LINGER_S)
 
     def run(self) -> TrainResult:
         """Train from where the newest checkpoint ends to the last step."""

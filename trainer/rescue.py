@@ -26,8 +26,8 @@ class Rescue:
     before stays the newest. Those that have only lost a peer stay ``linger_s`` longer: the culprit is to end first.
     """
 
-    def __init__(self, attempt: int, save: Callable[[int], None], *, linger_s: float = 0.0) -> None:
-        self._key, self._save, self._linger_s = f"{_KEY}/{attempt}", save, linger_s
+    def __init__(self, incarnation: str, save: Callable[[int], None], *, linger_s: float = 0.0) -> None:
+        self._key, self._save, self._linger_s = f"{_KEY}/{incarnation}", save, linger_s
 
     def after(self, error: Exception, updates: int) -> None:
         """Save the state of so many updates, if this error, or that of another rank, is a number that is not finite."""

@@ -19,7 +19,7 @@ from ..profiler.cadence import chosen as chosen_cadence
 from ..profiler.clock_exchange import join_exchange
 from ..profiler.errors import MegascopeError, UsageError
 from ..profiler.for_dumps import leave_topology
-from ..profiler.identity import RUN_VARIABLE, identify, next_attempt_in
+from ..profiler.identity import ATTEMPT_VARIABLE, RUN_VARIABLE, identify, next_attempt_in
 from ..profiler.null import NullRecorder
 from ..profiler.opening import RecorderSettings, default_spool, open_recorder
 from ..profiler.recorder import AnyRecorder, Recorder
@@ -112,16 +112,15 @@ def run_worker(
 
 
 def _has_name(config: TrainConfig, environment: Mapping[str, str]) -> bool:
-    """Whether each rank can tell the run's name by itself. Then the rendezvous is recorded too: jobs get stuck there.
+    """Whether each rank can tell run and attempt by itself. Then the rendezvous is recorded too: jobs get stuck there.
 
-    torchrun's run id is "none" where it was not given one.
+    torchrun's run id is "none" where it was not given one. Where it restarts, a spare counts anew: rank 0 tells.
     """
-    return bool(
-        not config.record.enabled
-        or config.record.run
-        or environment.get(RUN_VARIABLE)
-        or environment.get("TORCHELASTIC_RUN_ID", "none") != "none"
-    )
+    record = config.record
+    is_named = record.run or environment.get(RUN_VARIABLE) or environment.get("TORCHELASTIC_RUN_ID", "none") != "none"
+    is_counted = record.attempt is not None or ATTEMPT_VARIABLE in environment
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    return not record.enabled or bool(is_named and (is_counted or not restarts))
 
 
 def open_worker_recorder(

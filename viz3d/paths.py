@@ -131,6 +131,9 @@ def _with_dumps(judged: Judged, folders: Sequence[DumpFolder]) -> Judged:
     if own.verdict in OPEN and other.verdict in FIRM:
         note = Abstention("store", f"the store alone says {own.verdict}, and names nobody for certain: the dumps do")
         return replace(theirs, verdict=replace(other, data_age_s=own.data_age_s, abstained=(note, *other.abstained)))
+    if own.verdict == State.INCONCLUSIVE and not named and told:
+        notes = (Abstention("store", "the store alone names nobody: the dumps make suspects"), *own.abstained)
+        return replace(theirs, verdict=replace(other, data_age_s=own.data_age_s, abstained=(*notes, *other.abstained)))
     if other.verdict in FIRM and told != named:
         note = Abstention(
             "dumps", f"the dumps alone name ranks {listed(sorted(told))}: the store's own evidence is closer"

@@ -114,9 +114,12 @@ class Responder:
             if self._may_diagnose():
                 self._diagnoser.prepare(self._run, self._attempt)
             return
+        if not self._may_diagnose():
+            self._diagnoser.rest()
+            return
         if case.due_ns is None:
             case.due_ns = now + FIRST_AFTER_NS
-        if now < case.due_ns or self._diagnoser.is_busy or not self._may_diagnose():
+        if now < case.due_ns or self._diagnoser.is_busy:
             return
         case.diagnoses += 1
         case.due_ns = now + min(AGAIN_AFTER_NS * 2 ** (case.diagnoses - 1), MOST_APART_NS)

@@ -166,7 +166,8 @@
       });
       this.table.replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
       const of = model.data.shown ? ` of the ${model.shown.length} shown ranks` : "";
-      if (!model.shown.length) this.count.textContent = "Of so many ranks only a chosen one and its neighbours are told: click one.";
+      if (!model.shown.length && this.scene.alone) this.count.textContent = "Of so many ranks this file tells none: nobody is to blame.";
+      else if (!model.shown.length) this.count.textContent = "Of so many ranks only a chosen one and its neighbours are told: click one.";
       else this.count.textContent = `${found.length.toLocaleString("en-US")} operations${of}` + (found.length > MOST_ROWS ? `, the first ${MOST_ROWS} listed` : "");
     }
     sort(key) {

@@ -90,12 +90,13 @@
     }
     async lookAt(moment) {
       if (this.alone) return this.data.looks[moment];
-      if (!this.looks.has(moment)) {
+      const looks = this.looks; // of the model that it is asked for, which another may replace meanwhile
+      if (!looks.has(moment)) {
         const answer = await fetch(`${this.element.dataset.source}&look=${moment}`);
         if (!answer.ok) throw new Error((await answer.json()).error);
-        this.looks.set(moment, await answer.json());
+        looks.set(moment, await answer.json());
       }
-      return this.looks.get(moment);
+      return looks.get(moment);
     }
 
     // ---- the picture as a file: the verdict above it ------------------------------------------------------------------------

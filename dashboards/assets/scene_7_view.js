@@ -64,7 +64,7 @@
     show(data) {
       this.model = new M.SceneModel(data);
       this.data = data;
-      this.looks.clear();
+      this.looks = new Map();
       this.moments = data.moments || [];
       this.slider.max = Math.max(0, this.moments.length - 1);
       this.slider.value = this.slider.max;

@@ -37,6 +37,9 @@ from .page import Page
 RANKS_LISTED, CELLS_LISTED = 6, 3
 """Rows of the tables, which stand above the fold at 1280x720."""
 
+SHOWN_BY_P99 = 100
+"""From so many steps in a window on, one slow step is not among its slowest hundredth."""
+
 _STEPLESS = (
     " No span belongs to a step: a column is {:.3g} s of the run. Call megascope.step(n) where each step begins, and "
     "the ranks are compared step by step."
@@ -172,7 +175,7 @@ def _bins(matrix: Matrix, choice: HeatChoice) -> str:
 
 def _single_steps(view: View, matrix: Matrix, choice: HeatChoice) -> list[Component | str]:
     """Where a column is the mean of several steps: what shows a single slow one."""
-    if matrix.step_width == 1 or choice.metric not in ("self", "duration"):
+    if not 1 < matrix.step_width < SHOWN_BY_P99 or choice.metric not in ("self", "duration"):
         return []
     percentile = dcc.Link("99th percentile", href=view.url("/heatmap", metric="p99"), id="heatmap-p99")
     return [" A single slow step hides in the mean of its window: the ", percentile, " of its spans shows it."]

@@ -235,3 +235,17 @@ def test_results_under_other_settings_are_not_mixed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("sys.argv", ["faults", "--resume", str(path)])
     with pytest.raises(SystemExit, match="has results under other settings"):
         main()
+
+
+def test_a_trial_without_its_reference_has_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dict.fromkeys(range(STEPS[LONG]), 2.0)
+
+    def trained(trial: Trial, *_: object) -> Ran:
+        if trial.rolls_back:
+            return replace(ran(attempts=1, skipped_batches=[20]), losses=whole)
+        return replace(ran(attempts=2, skipped_batches=[]), losses=whole)
+
+    monkeypatch.setattr("benchmarks.faults.run_trial", trained)
+    result, _ = tried(named("divergence"), {}, tmp_path, SHORT)
+    assert not result["loss_identical"]
+    assert "nothing can be compared" in result["error"]

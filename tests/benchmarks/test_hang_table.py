@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.hang_table import summary, table
 
 
 def result(case: str, *, fault: str = "stop", harms: bool = True, **more: Any) -> dict[str, Any]:
-    expected = {"kinds": ["host-stuck"] if harms else [], "ranks": []}
+    expected = {"kinds": ["host-stuck"] if harms else [], "ranks": [[5]] if harms else []}
     return {"case": case, "fault": fault, "expected": expected, "right": True, "load_1min": 1.5, **more}
 
 
 def agents(incident: str | None, opened: float | None, judged: float | None) -> dict[str, Any]:
-    return {"incident": incident, "seconds_to_incident": opened, "seconds_to_agent_verdict": judged}
+    times = {"incident": incident, "seconds_to_incident": opened, "seconds_to_agent_verdict": judged}
+    return times if judged is None else {**times, "told_by_agent": told("hang", 5)}
+
+
+def told(verdict: str, *ranks: int) -> dict[str, Any]:
+    return {"verdict": verdict, "culprits": [["host-stuck", [rank], "forward"] for rank in ranks]}
 
 
 RESULTS = [
@@ -34,9 +41,16 @@ def test_what_agents_did_not_notice_is_told() -> None:
     assert told["judge"] == {"known": 4, "within_10_s": 3, "within_12_s": 3, "median": 9.0, "worst": 18.0}
     own = told["agents"]
     assert (own["ended_at_once"], own["stood_still"]) == (1, 4)
-    assert own["without_incident"] == own["without_verdict"] == ["tp2 pp2 dp2 skip"]
+    assert own["without_incident"] == own["without_right_verdict"] == ["tp2 pp2 dp2 skip"]
     assert own["incident"] == {"known": 3, "within_10_s": 2, "within_12_s": 2, "median": 7.0, "worst": 15.5}
     assert own["verdict"] == {"known": 3, "within_10_s": 1, "within_12_s": 2, "median": 11.0, "worst": 19.0}
+
+
+@pytest.mark.parametrize("other", [told("inconclusive"), told("inconclusive", 5), told("hang", 6), told("hang", 5, 6)])
+def test_a_verdict_of_the_agents_that_is_not_firm_or_not_right_has_no_time(other: dict[str, Any]) -> None:
+    own = summary([{**RESULTS[2], "told_by_agent": other}])["agents"]
+    assert own["without_right_verdict"] == [RESULTS[2]["case"]]
+    assert own["verdict"]["known"] == 0
 
 
 def test_of_nothing_there_are_no_figures() -> None:

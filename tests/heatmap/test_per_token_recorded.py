@@ -47,6 +47,7 @@ def run_rank(rank: int, spool: str, tokens: int, factor: float, meets: Barrier) 
     megascope.shutdown()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("share", "factor"), [(1.6, 1.0), (0.5, 2.0)], ids=["long sequences", "slow, and short ones"])
 def test_from_a_step_to_the_verdict(share: float, factor: float, tmp_path: Path) -> None:
     spool, store_root = tmp_path / "spool", tmp_path / "store"

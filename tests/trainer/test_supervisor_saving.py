@@ -81,7 +81,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 
 def test_all_ranks_save_once_one_has_a_loss_that_is_not_finite(store: HashStore) -> None:
     saved: list[tuple[str, int]] = []
-    first, second = (Rescue(3, lambda updates, name=name: saved.append((name, updates))) for name in "ab")  # type: ignore[misc]
+    first, second = (Rescue("3", lambda updates, name=name: saved.append((name, updates))) for name in "ab")  # type: ignore[misc]
     with pytest.raises(NotFiniteError), first.guard(lambda: 7):
         raise NotFiniteError("The loss is not finite")
     with pytest.raises(RuntimeError, match="peer"), second.guard(lambda: 7):
@@ -93,20 +93,20 @@ def test_what_the_weights_were_updated_with_is_not_saved(store: HashStore) -> No
     saved: list[int] = []
     error = NotFiniteError("The gradient norm of step 6 is not finite")
     error.is_applied = True
-    with pytest.raises(NotFiniteError), Rescue(0, saved.append).guard(lambda: 7):
+    with pytest.raises(NotFiniteError), Rescue("0", saved.append).guard(lambda: 7):
         raise error
-    with pytest.raises(RuntimeError), Rescue(0, saved.append).guard(lambda: 7):
+    with pytest.raises(RuntimeError), Rescue("0", saved.append).guard(lambda: 7):
         raise RuntimeError("Connection closed by peer")
     assert saved == []
 
 
 def test_another_failure_and_another_step_save_nothing(store: HashStore) -> None:
     saved: list[int] = []
-    rescue = Rescue(3, saved.append)
+    rescue = Rescue("3", saved.append)
     rescue.after(RuntimeError("Connection closed by peer"), 7)
     store.set("megascope/not-finite/3", "8")
     rescue.after(MegascopeError("The dp group broke"), 7)
-    Rescue(4, saved.append).after(RuntimeError("Connection closed by peer"), 8)
+    Rescue("4", saved.append).after(RuntimeError("Connection closed by peer"), 8)
     assert saved == []
 
 
@@ -114,6 +114,6 @@ def test_a_rescue_that_fails_hides_no_error(store: HashStore, caplog: pytest.Log
     def fail(_: int) -> None:
         raise MegascopeError("Cannot write a checkpoint")
 
-    with pytest.raises(NotFiniteError), Rescue(0, fail).guard(lambda: 7):
+    with pytest.raises(NotFiniteError), Rescue("0", fail).guard(lambda: 7):
         raise NotFiniteError("The loss is not finite")
     assert "The last good state is not saved (Cannot write a checkpoint)" in caplog.text

@@ -93,6 +93,16 @@ def test_a_store_without_a_field_has_nothing_in_it() -> None:
     assert state.flights == (Flight("forward", "compute", begun_ns=5),)
 
 
+def test_of_threads_that_overlap_the_last_turns_the_collector_on_again() -> None:
+    first, second = without_collector(), without_collector()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 @pytest.mark.parametrize("was_on", [False, True])
 def test_the_collector_is_as_it_was_before_also_after_an_error(was_on: bool) -> None:
     (gc.enable if was_on else gc.disable)()

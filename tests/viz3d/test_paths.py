@@ -10,8 +10,10 @@ import pytest
 from megascope.collectors.incidents.dumps import dumps_folder
 from megascope.profiler.errors import MegascopeError
 from megascope.profiler.topology import Topology
-from megascope.viz3d.paths import diagnose_paths, sort_paths
-from megascope.viz3d.verdict import CulpritKind, HangVerdict, State, to_json
+from megascope.viz3d.dumps.reading import read_folder
+from megascope.viz3d.hang import Judged
+from megascope.viz3d.paths import _with_dumps, diagnose_paths, sort_paths
+from megascope.viz3d.verdict import Abstention, CulpritKind, HangVerdict, State, to_json
 from support.dumps import Call, absent_member
 from support.hang_scenes import Scene
 from support.hang_store import write_scene
@@ -132,6 +134,18 @@ def test_gathered_dumps_speak_where_the_store_names_nobody_for_certain(tmp_path:
     assert (both.run, both.attempt) == (alone.run, alone.attempt)
     assert [(one.kind, one.count) for one in both.used] == [("store", 4), ("dumps", 4)]
     assert "the dumps do" in both.abstained[0].reason
+
+
+def test_whom_dumps_suspect_is_told_where_the_store_names_nobody(tmp_path: Path) -> None:
+    others = [rank for rank in range(9) if rank != 2]
+    folder = read_folder(absent_member(range(9), 2).write(tmp_path, others, as_json=True))
+    store = Judged(HangVerdict("run", 0, None, State.INCONCLUSIVE, abstained=(Abstention("own", "nothing moves"),)))
+    verdict = _with_dumps(store, [folder]).verdict
+    assert verdict.verdict == State.INCONCLUSIVE
+    assert named(verdict) == {2}
+    assert [one.reason for one in verdict.abstained][:2] == [
+        "the store alone names nobody: the dumps make suspects", "nothing moves",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dumped", "is_contradicted"), [(1, False), (2, True)])

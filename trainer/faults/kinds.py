@@ -124,7 +124,7 @@ def parse_fault(text: str) -> Fault:
     segment);
     skip-collective, wrong-collective, wrong-size, wrong-dtype rank=3 step=12 segment=dp_all_gather;
     skip-send rank=3 step=12 segment=send_forward; receive-first, swap-order, repeat-step, nan rank=3 step=12;
-    diverge factor=100 [from=20] [to=100] (all ranks); no-rendezvous rank=3. Each takes attempt=0 too, to act in that
+    diverge factor=1000 [from=20] [to=100] (all ranks); no-rendezvous rank=3. Each takes attempt=0 too, to act in that
     attempt alone. Raises UsageError for anything else.
     """
     name, *pairs = text.split() or [""]

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ...profiler.errors import UsageError
 from ...profiler.host import host_name
+from ...profiler.identity import store_restarts
 from ...profiler.topology import Topology
 from ..worker import Place, place_from_environment
 from .agent import run_agent
@@ -117,7 +118,7 @@ def _as_rank(
     settings: Settings, checks: Sequence[Check], device: str, place: Place, progress: Progress | None
 ) -> Report | None:
     topology = _topology(settings, place.world_size)
-    prefix = f"megascope-preflight/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    prefix = f"megascope-preflight/{store_restarts(os.environ)}"
     me = Member(
         rank=place.rank, host=host_name(), local_rank=place.local_rank, device=device, address=_own_address()
     )  # fmt: skip

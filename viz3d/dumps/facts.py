@@ -37,6 +37,7 @@ class Dump:
     ``enqueued`` and ``completed`` are the last sequence numbers of a group as its status has them; of a group that
     carries messages they count those too. ``entries`` is how many the dump held, completed ones included. ``newest`` is
     the collective that was enqueued last, over or not. ``is_blank``: it tells nothing, not even that the rank recorded.
+    ``is_json``: a thread of the rank wrote it when it was asked to; the library's own is a pickle.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class Dump:
     last_ns: int | None = None
     newest: DumpedOperation | None = None
     is_blank: bool = False
+    is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,20 @@ def load(path: Path) -> dict[str, Any]:
         raise DumpError(f"it cannot be read ({error.strerror or error})") from error
     if not content:
         raise DumpError("it is empty: the rank began to write it and did not go on, or had no room")
-    value = _json(content) if content.lstrip()[:1] in (b"{", b"[") else _pickle(content)
+    value = _json(content) if _looks_like_json(content) else _pickle(content)
     if not isinstance(value, dict) or "version" not in value:
         raise DumpError("it has no version, so it is no Flight Recorder dump")
     return value
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file that `load` reads is JSON, whatever it is called."""
+    with path.open("rb") as file:
+        return _looks_like_json(file.read(256))
+
+
+def _looks_like_json(content: bytes) -> bool:
+    return content.lstrip()[:1] in (b"{", b"[")
 
 
 def _json(content: bytes) -> Any:

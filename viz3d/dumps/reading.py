@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ...collectors.incidents.dumps import LEFT_OUT
 from ...profiler.errors import FormatError, UsageError
 from ...profiler.topology_file import TopologyFile, read_topology
 from .facts import Damaged, Dump, DumpFolder
-from .loading import DumpError, load
+from .loading import DumpError, is_json, load
 from .names import may_be_dump, ranks_of
 from .parsing import parse
 
@@ -52,7 +53,7 @@ def read_folder(path: Path, progress: Progress | None = None) -> DumpFolder:
         if progress is not None and number % 200 == 0:
             progress(number, len(ranks))
         try:
-            dump = parse(load(file), rank, file, topology)
+            dump = replace(parse(load(file), rank, file, topology), is_json=is_json(file))
         except DumpError as error:
             damaged.append(Damaged(file, rank, str(error)))
             continue

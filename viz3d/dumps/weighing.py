@@ -110,11 +110,17 @@ def _as_told(root: Root, dumps: Mapping[int, Dump], snapshot: Snapshot) -> Root:
 
 def _differ(root: Root, snapshot: Snapshot) -> bool:
     """Whether ranks are named because they are in different operations and nothing tells who is in the right one: all
-    members of a group, or a circle that any one of them may have made."""
+    that are seen in a group's operation, or a circle that any one of them may have made."""
     if root.kind == CulpritKind.ORDER_INVERSION:
         return _one_may_have_made(root.ranks, snapshot)
-    name = None if root.group is None else snapshot.groups.get(root.group)
-    return root.kind == CulpritKind.MISMATCH and name is not None and set(root.ranks) >= set(name.ranks)
+    if root.kind != CulpritKind.MISMATCH or root.group is None:
+        return False
+    seen = {
+        state.rank
+        for state in snapshot.states.values()
+        if any((one.group, one.sequence) == (root.group, root.sequence) for one in state.flights)
+    }
+    return seen <= set(root.ranks)
 
 
 def _one_may_have_made(circle: Sequence[int], snapshot: Snapshot) -> bool:
@@ -142,7 +148,7 @@ def _one_may_have_made(circle: Sequence[int], snapshot: Snapshot) -> bool:
 def _needs_a_thread(dumps: Mapping[int, Dump]) -> bool:
     """Whether a thread of the rank wrote the dumps when it was asked to, as gloo's and all that are JSON: of one that
     is stopped or holds the interpreter's lock there is none either. NCCL's own do not need the interpreter."""
-    return any(_is_gloo(dump) or dump.path.suffix == ".json" for dump in dumps.values())
+    return any(_is_gloo(dump) or dump.is_json for dump in dumps.values())
 
 
 def _without_answer(roots: Sequence[Root], unlike: Sequence[Root]) -> Weighed:

@@ -27,11 +27,12 @@ def crosswise(kind: type[Job]) -> Job:
     return job
 
 
-def unlike(kind: type[Job], members: int = 2) -> Job:
-    """One of a group of members is in a gather where the others reduce."""
+def unlike(kind: type[Job], members: int = 2, late: tuple[int, ...] = ()) -> Job:
+    """One of a group of members is in a gather where the others reduce, or have not come yet."""
     job = kind({"0": ("tp", tuple(range(members)))})
     for rank in range(members):
         job.calls[rank] = [Call("0", 1), Call("0", 2, done=False, name="all_gather" if rank == 1 else "all_reduce")]
+        job.calls[rank] = job.calls[rank][: 1 if rank in late else 2]
     return job
 
 
@@ -43,6 +44,16 @@ def test_of_two_that_differ_gloo_does_not_tell_who_is_right(build: Callable[[typ
     assert all(one.confidence < 0.5 for one in verdict.culprits)
     assert "one of them left out a call" in " ".join(one.reason for one in verdict.abstained)
     assert verdict_of(build(Job), tmp_path / "nccl").verdict == State.HANG
+
+
+@pytest.mark.parametrize(("job", "written"), [(unlike(GlooJob, 4, (2, 3)), None), (unlike(GlooJob, 3), [0, 1])])
+def test_nor_where_others_of_the_group_have_not_come_or_left_no_dump(
+    job: Job, written: list[int] | None, tmp_path: Path
+) -> None:
+    verdict = verdict_of(job, tmp_path, written)
+    assert verdict.verdict == State.INCONCLUSIVE
+    assert {0, 1} <= {rank for one in verdict.culprits for rank in one.ranks}
+    assert all(one.confidence < 0.5 for one in verdict.culprits)
 
 
 def circle(calls: dict[int, str]) -> Job:
@@ -112,3 +123,14 @@ def test_a_rank_without_a_dump_that_its_own_thread_would_have_written_need_not_b
     if state == State.INCONCLUSIVE:
         assert verdict.culprits[0].confidence < 0.5
         assert "does not tell whether it is dead" in " ".join(one.reason for one in verdict.abstained)
+
+
+def test_json_is_json_whatever_the_file_is_called(tmp_path: Path) -> None:
+    plain = absent_member(range(9), 2)
+    folder = Job(plain.groups, plain.calls).write(tmp_path, [rank for rank in range(9) if rank != 2], as_json=True)
+    for path in folder.glob("*_[0-9].json"):
+        path.rename(path.with_suffix(""))
+    read = read_folder(folder)
+    assert len(read.dumps) == 8
+    assert all(one.is_json for one in read.dumps.values())
+    assert judge_dumps([read]).verdict.verdict == State.INCONCLUSIVE
