@@ -25,7 +25,7 @@ LAYOUTS = {
     RING: {"pp": 5, "chunks": 2},
 }
 RANKS_PER_HOST = {MIXED: 2, LONG: 2, LONGER: 2, REPLICAS: 2, RING: 1}
-STEPS = {MIXED: 70, LONG: 240, LONGER: 700, REPLICAS: 500, RING: 300}
+STEPS = {MIXED: 70, LONG: 240, LONGER: 480, REPLICAS: 500, RING: 300}
 """Steps of the trainings: to find what is slow, to save ahead, and to see from outside how far they are takes time.
 Hardware is looked at every five seconds."""
 

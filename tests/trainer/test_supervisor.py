@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.fault_jobs import Ran, run_trial
 from benchmarks.fault_settings import SHORT
-from benchmarks.fault_trials import AT, LONG, MIXED, STEPS, Trial, plan
+from benchmarks.fault_trials import AT, LONGER, MIXED, STEPS, Trial, plan
 from megascope.collectors.reading.store import Store
 from megascope.trainer.launch import preload
 
@@ -66,7 +66,7 @@ def test_a_killed_rank_costs_its_host_and_no_step(undisturbed: Ran, tmp_path: Pa
 @pytest.mark.timeout(500)
 def test_a_host_that_fails_is_replaced_after_all_have_saved_and_no_step_is_lost(tmp_path: Path) -> None:
     preload()
-    undisturbed = run_trial(Trial("undisturbed", layout=LONG), tmp_path / "whole", lambda line: None, SHORT)
+    undisturbed = run_trial(Trial("undisturbed", layout=LONGER), tmp_path / "whole", lambda line: None, SHORT)
     ran = run_trial(named("xid"), tmp_path / "broken", lambda line: None, SHORT)
     assert (ran.report["outcome"], ran.report["fenced"]) == ("finished", ["node-1"])
     (incident,) = [one for one in ran.report["incidents"] if one["decision"] is not None]
@@ -84,6 +84,6 @@ def test_a_host_that_fails_is_replaced_after_all_have_saved_and_no_step_is_lost(
     assert saved > AT
     assert [(one["attempt"], one["first"], one["last"]) for one in made] == [
         (0, 0, saved - 1),
-        (1, saved, STEPS[LONG] - 1),
+        (1, saved, STEPS[LONGER] - 1),
     ]
     assert hosts == ["node-0", "node-2"]
