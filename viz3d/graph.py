@@ -72,7 +72,7 @@ def build_graph(
     beside = frozenset(asynchronous)
     graph = WaitGraph(unheard=unheard, streams=Streams.of(snapshot) if streams is None else streams)
     heads = graph.streams.holding
-    scene = _Scene(snapshot, heads, unheard)
+    scene = _Scene(snapshot, graph.streams, unheard)
     for rank in sorted(snapshot.states):
         state = snapshot.states[rank]
         if not state.is_present:
@@ -111,7 +111,7 @@ class _Scene:
     """A snapshot with what holds ranks up that run ahead, and the operations that were met."""
 
     snapshot: Snapshot
-    heads: Mapping[int, tuple[Flight, ...]]
+    streams: Streams
     unheard: frozenset[int]
     known: dict[tuple[int, int], Operation] = field(default_factory=dict)
 
@@ -153,16 +153,19 @@ class _Scene:
 
         Nor does the part of a process that has ended or is stopped count unless it completed: the rest needs it. A
         rank that runs ahead has not joined what stands behind the head of its stream, though it was issued; what has a
-        lower number than the head in the same group is not behind it.
+        lower number than the head in the same group is not behind it. Of what it has issued it is taken to have joined
+        what nothing places behind the head: its record is lost.
         """
         state = self.snapshot.states.get(rank)
         if state is None or rank in self.unheard:
             return rank in self.unheard
         if not state.is_present:
             return state.completed(group) >= sequence
-        held = self.heads.get(rank)
+        held = self.streams.holding.get(rank)
         if held is None or state.completed(group) >= sequence:
             return state.issued(group) >= sequence
+        if sequence <= self.streams.unplaced.get(rank, {}).get(group, 0):
+            return True
         return any(one.group == group and (one.sequence or 0) >= sequence for one in held)
 
     def _peer_joined(self, rank: int, flight: Flight) -> bool:
@@ -178,7 +181,7 @@ class _Scene:
         state = self.snapshot.states.get(flight.peer)
         if state is None or flight.peer in self.unheard:
             return flight.peer in self.unheard
-        if not state.is_present or flight.peer in self.heads:
+        if not state.is_present or flight.peer in self.streams.holding:
             return False
         toward = [other for other in state.flights if other.group == flight.group and other.peer == rank]
         same = [flight.sends is not None and other.sends == flight.sends for other in toward]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .ends import untie
+from .ends import find_ends, untie
 from .graph import Operation, Wait, WaitGraph
 from .history import History
 from .joined import minority
@@ -38,12 +38,41 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
     if free:
         why = "what it has in flight runs beside its work and does not hold it up"
         return [_free(snapshot, rank, why, is_suspicion=len(free) > 1) for rank in free]
-    return [
-        find_unsent(snapshot, graph, history, circle)
-        or _desync(snapshot, graph, history, circle)
-        or _circle(graph, circle)
-        for circle in circles
-    ]
+    roots = []
+    for circle in circles:
+        told = find_unsent(snapshot, graph, history, circle) or _desync(snapshot, graph, history, circle)
+        roots += [told] if told else [_circle(graph, seen) for seen in _as_seen(snapshot, graph, programs, circle)]
+    return roots
+
+
+def _as_seen(
+    snapshot: Snapshot, graph: WaitGraph, programs: Programs, circle: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """What remains of a circle without the waits for ranks that may have joined: nothing tells how far they are in that
+    group, and by their own steps they have come to it before they came to where they wait."""
+    inside = set(circle)
+    known: dict[int, Operation] = {}
+    seen = WaitGraph()
+    for rank in circle:
+        for wait in graph.waits[rank]:
+            one = wait.operation
+            if id(one) not in known:
+                absent = [peer for peer in one.absent if peer in inside]
+                seen_to_lack = [peer for peer in absent if not _may_be_in(snapshot, graph, programs, peer, one)]
+                known[id(one)] = replace(one, absent=tuple(seen_to_lack))
+            if not wait.weak and known[id(one)].absent:
+                seen.waits.setdefault(rank, []).append(replace(wait, operation=known[id(one)]))
+    return find_ends(seen).knots
+
+
+def _may_be_in(snapshot: Snapshot, graph: WaitGraph, programs: Programs, rank: int, operation: Operation) -> bool:
+    """Whether a rank that waits elsewhere has usually issued an operation there, and its records in the group are lost:
+    those of others are not."""
+    state, group = snapshot.states[rank], operation.group
+    if state.knows(group) or not state.progress:
+        return False
+    usual = (programs.expected(state, wait.flight, group) for wait in graph.waits[rank] if not wait.weak)
+    return any(number is not None and number >= operation.sequence for number in usual)
 
 
 def _may_be_held(snapshot: Snapshot, graph: WaitGraph, rank: int) -> bool:

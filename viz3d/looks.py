@@ -219,11 +219,25 @@ def _why_nobody(still: Stillness, roots: Sequence[Root]) -> list[Abstention]:
     if short:
         told = f"the records of rank {listed(sorted(short))} in an operation that all have joined are lost: it may have"
         notes.append(Abstention("records", f"{told} called something else there"))
+    unplaced = _unplaced(still.later, graph)
+    if unplaced:
+        told = f"nothing tells how far rank {listed(unplaced)} is where others wait for it, and it waits too: it may"
+        notes.append(Abstention("records", f"{told} have joined them, and its record is lost"))
     silent = {rank for one in graph.joined.values() for rank in graph.unheard.intersection(one.members)}
     if silent:
         told = f"nothing is heard of rank {listed(sorted(silent))}, and others may wait for it: it may be the reason"
         notes.append(Abstention("coverage", told))
     return notes
+
+
+def _unplaced(snapshot: Snapshot, graph: WaitGraph) -> list[int]:
+    """Ranks that wait, and are waited for in a group of which nothing tells how far they are in it."""
+    operations = {id(wait.operation): wait.operation for own in graph.waits.values() for wait in own}
+    found = {
+        rank for one in operations.values() for rank in one.absent
+        if rank in graph.waits and (state := snapshot.states[rank]).progress and not state.knows(one.group)
+    }  # fmt: skip
+    return sorted(found)
 
 
 def _is_undone(root: Root, still: Stillness) -> bool:

@@ -36,10 +36,12 @@ class Streams:
     There are none where communication is timed on the host's clock: then hosts do it themselves, as with gloo.
 
     ``holding`` has, in place of the head, an operation before it that is not complete and of which the record is lost.
+    ``unplaced``, by rank and group: see `_Order.unplaced`.
     """
 
     recorded: Mapping[int, tuple[Flight, ...]] = field(default_factory=dict)
     holding: Mapping[int, tuple[Flight, ...]] = field(default_factory=dict)
+    unplaced: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, history: History | None = None) -> Streams:
@@ -51,7 +53,8 @@ class Streams:
         found = ((state, order.held(state)) for state in snapshot.states.values())
         recorded = {state.rank: held for state, held in found if held is not None}
         holding = {rank: (order.put_back(snapshot.states[rank], held[0]), *held[1:]) for rank, held in recorded.items()}
-        return cls(recorded, holding)
+        unplaced = {rank: order.unplaced(snapshot.states[rank], held[0]) for rank, held in recorded.items()}
+        return cls(recorded, holding, {rank: own for rank, own in unplaced.items() if own})
 
 
 @dataclass(slots=True)
@@ -108,6 +111,24 @@ class _Order:
                 return lost
         return head
 
+    def unplaced(self, state: RankState, head: Flight) -> dict[int, int]:
+        """By group: up to which number a rank has issued operations without a record, of which it is not known whether
+        they are complete, or behind the head.
+
+        Numbers of a group are issued one after the other, so that the first on record tells of those before it, also
+        where nothing says how far the rank is in the group.
+        """
+        first: dict[int, int] = {}
+        for one in state.flights:
+            if one.group is not None and one.sequence is not None:
+                first[one.group] = min(one.sequence, first.get(one.group, one.sequence))
+        found = {group: number - 1 for group, number in first.items() if group not in state.progress}
+        for group, (issued, completed) in state.progress.items():
+            last = min(issued, first.get(group, issued + 1) - 1)
+            if completed < last and self._comes_before(state, group, completed + 1, head) is None:
+                found[group] = last
+        return found
+
     def _lost(self, state: RankState, head: Flight, group: int, sequence: int) -> Flight | None:
         """An operation of which the record is lost, if it is one that can hold a rank up; None for a send."""
         name = self.snapshot.groups.get(group)
@@ -132,12 +153,12 @@ class _Order:
         flights = (one for state in states if state is not None for one in state.flights)
         return any(one.group == group and one.kind == "collective" for one in flights)
 
-    def _comes_before(self, state: RankState, group: int, sequence: int, head: Flight) -> bool:
-        """Whether a rank usually has issued an operation of a group when it issues the head."""
+    def _comes_before(self, state: RankState, group: int, sequence: int, head: Flight) -> bool | None:
+        """Whether a rank usually has issued an operation of a group when it issues the head; None: not known."""
         if state.step is None or head.group is None or head.sequence is None:
-            return False
+            return None
         usual = self.history.expected_issued(state.rank, state.step, head.group, head.sequence, group)
-        return usual is not None and usual >= sequence
+        return None if usual is None else usual >= sequence
 
     def _needs(self, state: RankState, first: Flight, second: Flight) -> bool | None:
         """Whether, by their past, ranks of the stage begin the second operation only when the first has ended."""

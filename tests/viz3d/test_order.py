@@ -104,6 +104,75 @@ def test_an_order_that_is_as_ever_accuses_nobody_for_one_that_is_not_heard_of() 
     assert found.roots == ()
 
 
+def behind_a_silent_rank(*, told: bool) -> Scene:
+    """Rank 2 waits in tp for rank 3, of which nothing was ever heard, and all others behind rank 2 in dp, then world.
+    Of rank 0 the record of dp 5 is lost; ``told``: and not how far it is in that group."""
+    scene = Scene(Topology.of(dp=4, tp=2))
+    issue(scene, 2, "tp_reduce", scene.of("tp", 2), 9, 60)
+    for rank in set(range(8)) - {3}:
+        if rank != 0:
+            issue(scene, rank, "dp_reduce", scene.of("dp", rank), 5, 50)
+        issue(scene, rank, "world_reduce", scene.world, 3, 49)
+        issue(scene, rank, "dp_gather", scene.of("dp", rank), 6, 48)
+    state, own = scene.states[0], scene.of("dp", 0)
+    rest = {group: known for group, known in state.progress.items() if group != own}
+    scene.states[0] = replace(state, progress={**rest, own: (6, 4)} if told else rest)
+    return scene
+
+
+@pytest.mark.parametrize("usual", [{}, {("world", "dp"): 5, ("dp", "world"): 2}])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_record_that_is_lost_makes_no_circle(told: bool, usual: Mapping[tuple[str, str], int]) -> None:
+    """Rank 0 has issued dp 5, for it has issued dp 6; that it did so behind world 3 nothing tells."""
+    scene = behind_a_silent_rank(told=told)
+    found = compare_looks(*never_heard(scene, 3), Past(scene, usual))
+    assert found.state == State.INCONCLUSIVE
+    assert roots(found) == []
+    assert any("rank 3" in one.reason and "it may be the reason" in one.reason for one in found.abstained)
+
+
+def test_what_is_usually_issued_behind_what_holds_a_rank_up_is_so_without_its_record() -> None:
+    """Rank 0 usually issues world 3 first, and dp 5 has come to the others: they wait for it, and it for them."""
+    scene = behind_a_silent_rank(told=True)
+    found = compare_looks(*never_heard(scene, 3), Past(scene, {("world", "dp"): 4}))
+    assert roots(found) == [((0, 4, 6), CulpritKind.ORDER_INVERSION)]
+
+
+def test_a_circle_is_none_where_the_order_of_one_is_not_known() -> None:
+    """Rank 0 has issued tp 5, and of that there is neither a record nor its past."""
+    scene = crossed()
+    state = scene.states[0]
+    scene.states[0] = replace(state, flights=state.flights[:1])
+    issue(scene, 0, "tp_gather", scene.of("tp", 0), 6, 48)
+    found = compare_looks(*scene.looks(), Past(scene, {}))
+    assert found.state == State.INCONCLUSIVE
+    assert roots(found) == []
+    assert any("rank 0" in one.reason and "lost" in one.reason for one in found.abstained)
+
+
+@pytest.mark.parametrize("rest", [True, False])
+def test_a_circle_is_none_where_nothing_tells_of_a_rank_in_a_group(rest: bool) -> None:
+    """Rank 0 usually comes to tp first, and nothing tells of that; ``rest``: ranks 4 and 5 are in a circle too."""
+    scene = Scene(Topology.of(dp=3, tp=2))
+    tensor, world = scene.of("tp", 0), scene.group("pair", (0, 1))
+    scene.in_group(1, tensor, 5, "tp_reduce")
+    scene.in_group(0, world, 3, "pair_reduce")
+    scene.progress(1, world, 2, 2)
+    if rest:
+        scene.in_group(4, scene.of("tp", 4), 5, "tp_reduce")
+        scene.in_group(5, scene.group("other", (4, 5)), 3, "other_reduce")
+        scene.progress(5, scene.of("tp", 4), 4, 4)
+        scene.progress(4, scene.group("other", (4, 5)), 2, 2)
+    past = Past(scene, {("pair", "tp"): 5})
+    found = compare_looks(*scene.looks(), past)
+    assert roots(found) == ([((4, 5), CulpritKind.ORDER_INVERSION)] if rest else [])
+    assert found.state == (State.HANG if rest else State.INCONCLUSIVE)
+    assert rest or any("how far rank 0 is" in one.reason for one in found.abstained)
+    assert ((0, 1), CulpritKind.ORDER_INVERSION) in roots(compare_looks(*scene.looks(), Past(scene, {})))
+    scene.progress(0, tensor, 4, 4)
+    assert any(0 in ranks for ranks, _ in roots(compare_looks(*scene.looks(), past)))
+
+
 def test_it_is_a_suspicion_where_something_else_is_held_up_too() -> None:
     """Ranks 4 and 5 do not complete what both have joined."""
     scene = Scene(Topology.of(dp=3, tp=2))
