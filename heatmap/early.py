@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import numpy as np
 
@@ -44,11 +44,13 @@ def find_warnings(
     step_ms: FloatArray,
     accused: Set[int],
     thresholds: Thresholds,
+    explained: Callable[[str, int, slice, slice], float] | None = None,
 ) -> tuple[EarlyWarning, ...]:
     """Ranks whose newest columns are raised above their own rolling baseline, the most raised first.
 
     ``comparisons`` are those of segments by name, over the same ``ranks`` [R] and ``steps`` [S]; who is ``accused`` is
-    not warned of. What all peers do alike moves nobody: ratios to the peers are compared.
+    not warned of. What all peers do alike moves nobody: ratios to the peers are compared. ``explained`` gives the ratio
+    that other work explains, by segment, row, and the columns before and since: what is left has to reach `MIN_RATIO`.
     """
     is_averaged = thresholds.shortest_steps is not None
     found: dict[int, EarlyWarning] = {}
@@ -56,6 +58,8 @@ def find_warnings(
         for newest in NEWEST_AVERAGED if is_averaged else NEWEST:
             for row, shift, since in _shifted(comparison, newest, step_ms, thresholds):
                 rank, ratio = int(ranks[row]), math.exp(shift)
+                if explained is not None and _is_other_work(shift, explained(name, row, *_parts(comparison, newest))):
+                    continue
                 if rank not in accused and (rank not in found or found[rank].ratio_to_own_baseline < ratio):
                     found[rank] = EarlyWarning(rank, name, int(steps[since]), round(ratio, 4))
     return tuple(_largest(found.values()))
@@ -70,12 +74,12 @@ def _shifted(
 ) -> list[tuple[int, float, int]]:
     """Rows that are raised in their newest columns, by how much (log), and the column since when."""
     logs, columns = comparison.logs, comparison.logs.shape[1]
-    before = slice(max(columns - newest * (1 + BASELINE), 0), columns - newest)
+    before, since = _parts(comparison, newest)
     length = columns - newest - before.start
     if length < max(newest, 4):
         return []
     base = row_median(logs[:, before])
-    shift = row_median(logs[:, columns - newest :]) - base
+    shift = row_median(logs[:, since]) - base
     error = _error(comparison.noise, newest, length)
     usual = float(np.nanmedian(step_ms)) if np.isfinite(step_ms).any() else math.inf
     needed = max(
@@ -86,11 +90,22 @@ def _shifted(
     result = []
     for row in np.flatnonzero(shift >= needed).tolist():
         raised = logs[row] - base[row]
-        inside = raised[columns - newest :]
-        excess = shift[row] * row_median(comparison.peers[row : row + 1, columns - newest :])[0]
+        inside = raised[since]
+        excess = shift[row] * row_median(comparison.peers[row : row + 1, since])[0]
         if np.mean(inside[np.isfinite(inside)] > shift[row] / 2) >= 0.8 and excess >= MIN_SHARE * usual:
             result.append((row, float(shift[row]), _since(raised, float(shift[row]))))
     return result
+
+
+def _parts(comparison: Comparison, newest: int) -> tuple[slice, slice]:
+    """The columns of the rolling baseline, and the newest."""
+    columns = comparison.logs.shape[1]
+    return slice(max(columns - newest * (1 + BASELINE), 0), columns - newest), slice(columns - newest, columns)
+
+
+def _is_other_work(shift: float, explained: float) -> bool:
+    """Whether less of a shift (log) is left than a warning takes."""
+    return shift - math.log(explained) < math.log(MIN_RATIO)
 
 
 def _error(noise: Noise, newest: int, before: int) -> float:

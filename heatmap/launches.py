@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ..collectors.reading.store import Attempt, Store
 from ..collectors.reading.views import literal
 from ..profiler.vocabulary import SegmentKind
 from .verdict import LAUNCHED
-from .windows import segment_ids
+from .windows import COARSEST, segment_ids
 
 MIN_RATIO = 1.5
 """Median spread of the last steps over that of the first."""
@@ -115,9 +115,16 @@ def launches_of(store: Store, attempt: Attempt, steps: tuple[int, int]) -> Launc
 
 
 def launched(store: Store, attempt: Attempt) -> str | None:
-    """A collective whose launches would be looked at, whether spans of it are kept or not; None where there is none."""
-    names = _launched(store, attempt)["name"].to_pylist()
-    return str(names[0]) if names else None
+    """The collective whose launches would be looked at were its spans read, by rollups; None where there is none."""
+    names = _names(store, attempt)
+    if not names:
+        return None
+    rows = store.query(
+        f"""SELECT segment, sum(duration_count) AS launches FROM rank_windows
+            WHERE window_steps = {COARSEST} AND segment IN ({_listed(names)}) GROUP BY segment""",
+        attempt=attempt,
+    ).to_pylist()
+    return _least_often(names, rows) or min(names.values())
 
 
 def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: tuple[int, int]) -> LaunchSpread | None:
@@ -135,8 +142,8 @@ def launch_spread(store: Store, attempt: Attempt, early: tuple[int, int], late: 
 
 
 def _segment(store: Store, attempt: Attempt) -> str | None:
-    """The reduce-scatter that is launched least often: that of the gradients."""
-    names = {row["segment"]: str(row["name"]) for row in _launched(store, attempt).to_pylist()}
+    """The reduce-scatter of which spans are kept that is launched least often."""
+    names = _names(store, attempt)
     if not names:
         return None
     rows = store.query(
@@ -144,16 +151,21 @@ def _segment(store: Store, attempt: Attempt) -> str | None:
             WHERE segment IN ({_listed(names)}) AND "group" IS NOT NULL GROUP BY segment""",
         attempt=attempt,
     ).to_pylist()
+    return _least_often(names, rows)
+
+
+def _least_often(names: dict[int, str], rows: Iterable[dict[str, Any]]) -> str | None:
+    """Of the names of segments the one that is launched least often, that of the gradients; None where none is."""
     launches: dict[str, int] = {}
     for row in rows:
         launches[names[row["segment"]]] = launches.get(names[row["segment"]], 0) + int(row["launches"])
     return min(launches, key=lambda name: (launches[name], name), default=None)
 
 
-def _launched(store: Store, attempt: Attempt) -> pa.Table:
-    """Collectives whose launches may be looked at: columns segment, name, kind."""
-    known = segment_ids(store, attempt, kinds=[str(SegmentKind.COLLECTIVE)])
-    return known.filter(pa.array([LAUNCHED in str(name).lower() for name in known["name"].to_pylist()], pa.bool_()))
+def _names(store: Store, attempt: Attempt) -> dict[int, str]:
+    """Collectives whose launches may be looked at, by the number of their segment."""
+    known = segment_ids(store, attempt, kinds=[str(SegmentKind.COLLECTIVE)]).to_pylist()
+    return {int(row["segment"]): str(row["name"]) for row in known if LAUNCHED in str(row["name"]).lower()}
 
 
 def _listed(numbers: Iterable[int]) -> str:

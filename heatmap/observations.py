@@ -106,7 +106,7 @@ def observe(
         steps,
         choice,
         attempt.left_out,
-        load_rank_tokens(store, attempt, cells, all_ranks, all_steps, placement.roles(all_ranks)),
+        load_rank_tokens(store, attempt, cells, all_ranks, all_steps, placement.roles(all_ranks), has_spans=True),
     )
 
 
@@ -142,7 +142,9 @@ def _observe_rollups(
         asked=steps,
         source=choice,
         left_out=attempt.left_out,
-        tokens=load_rank_tokens(store, attempt, found.cells, chosen, found.first_steps, placement.roles(chosen)),
+        tokens=load_rank_tokens(
+            store, attempt, found.cells, chosen, found.first_steps, placement.roles(chosen), has_spans=choice.is_whole
+        ),
     )
 
 

@@ -9,8 +9,9 @@ Neither is known, so that nobody is accused of what they can explain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from .cells import SegmentCells
 from .equal_work import at_equal_work
 from .judge import Finding, measured_waiting
 from .observations import Observations
-from .peers import FloatArray, row_median
-from .rank_tokens import ALIKE
+from .peers import FloatArray, IntArray, row_median
+from .rank_tokens import ALIKE, RankTokens
 from .verdict import Abstention, Pattern
 
 SIGNAL = "tokens"
@@ -50,7 +51,7 @@ def per_token(store: Store, attempt: Attempt, seen: Observations) -> Observation
     return at_equal_work(
         seen,
         [
-            _scaled(one, seen.tokens.scale(one.count, roles))
+            _scaled(one, seen.tokens, seen.tokens.scale(one.count, roles))
             if one.kind == SegmentKind.COMPUTE and one.name in goes_with_tokens
             else one
             for one in seen.cells
@@ -63,25 +64,32 @@ def is_per_token(seen: Observations) -> bool:
     return any(one.scale is not None for one in seen.cells)
 
 
-def _scaled(cells: SegmentCells, scale: FloatArray) -> SegmentCells:
-    """Cells divided by tokens; those of which no tokens are known are left out."""
+def _scaled(cells: SegmentCells, tokens: RankTokens, scale: FloatArray) -> SegmentCells:
+    """Cells with spans of the peers' tokens (divided by ``scale``), as many as these need for a step's tokens; those of
+    which no tokens are known are left out."""
     known = np.isfinite(scale)
     return replace(
         cells,
-        total_ms=np.where(known, cells.total_ms / scale, np.nan),
-        count=np.where(known, cells.count, 0.0),
+        total_ms=np.where(known, cells.total_ms / tokens.beside, np.nan),
+        count=np.where(known, cells.count * scale / tokens.beside, 0.0),
         scale=scale,
     )
 
 
-def explained_by(ratio_of_tokens: float, *, per_token: bool = True) -> float:
-    """Largest ratio of times, or of times per token, that so many times the peers' tokens explain: of more, time that
-    grows with their square; of fewer, a fixed cost."""
-    if not per_token:
-        return max(ratio_of_tokens, 1.0) ** 2
-    if ratio_of_tokens >= 1:
-        return ratio_of_tokens
-    return 1 + FIXED_SHARE * (1 / ratio_of_tokens - 1)
+def explained_by(tokens: float, *, before: float = 1.0, per_token: bool = True) -> float:
+    """Largest ratio of times, or of times per token, that so many times the peers' ``tokens`` explain beside having as
+    many as they, or that a change from ``before`` times theirs explains.
+
+    The time per token of r times the peers' is 1 - a - f + a r + f / r, for any share a that grows with their square
+    and a fixed share f up to `FIXED_SHARE`. A ratio of two of these is largest where each is none or all it may be.
+    """
+    shares = [(share, fixed) for fixed in (0.0, FIXED_SHARE) for share in (0.0, 1.0 - fixed)]
+    grown = [_cost(tokens, *one) / _cost(before, *one) for one in shares]
+    return max(1.0, max(grown) * (1.0 if per_token else tokens / before))
+
+
+def _cost(tokens: float, attention: float, fixed: float) -> float:
+    return 1 - attention - fixed + attention * tokens + fixed / tokens
 
 
 class UnequalTokens:
@@ -90,9 +98,12 @@ class UnequalTokens:
 
     def __init__(self, seen: Observations, compared: Observations) -> None:
         self._seen = seen
-        self._per_token = {(one.name, one.kind) for one in compared.cells if one.scale is not None}
+        self._compared = [one for one in compared.cells if one.scale is not None]
+        self._per_token = {(one.name, one.kind) for one in self._compared}
 
-    def _beside(self, rank: int, kind: str, steps: tuple[int, int], pattern: Pattern) -> float | None:
+    def _beside(
+        self, rank: int, kind: str, steps: tuple[int, int], pattern: Pattern, *, is_per_token: bool
+    ) -> float | None:
         """A rank's tokens over its peers' in the given steps: the median; of what comes and goes, whichever of the 10th
         and 90th percentile explains more. None where they do not differ, or of work that does not go with tokens."""
         tokens, seen = self._seen.tokens, self._seen
@@ -106,14 +117,15 @@ class UnequalTokens:
             return None
         if pattern == Pattern.INTERMITTENT:
             low, high = np.percentile(ratios, (10, 90)).tolist()
-            return max(float(low), float(high), key=explained_by)
+            return max(float(low), float(high), key=partial(explained_by, per_token=is_per_token))
         return float(np.median(ratios))
 
     def explains(
         self, rank: int, segment: str, kind: str, ratio: float, steps: tuple[int, int], pattern: Pattern
     ) -> str | None:
         """Why a rank that takes ``ratio`` of its peers' time may not be slow, in words; None where it is."""
-        beside, per_token = self._beside(rank, kind, steps, pattern), (segment, kind) in self._per_token
+        per_token = (segment, kind) in self._per_token
+        beside = self._beside(rank, kind, steps, pattern, is_per_token=per_token)
         if beside is None or abs(math.log(beside)) <= math.log1p(ALIKE):
             return None
         explained = explained_by(beside, per_token=per_token)
@@ -128,6 +140,19 @@ class UnequalTokens:
             f"rank {rank} takes x{ratio:.2f} of its peers' time{' per token' if per_token else ''} in {segment}, steps "
             f"{steps[0]} to {steps[1]}, with x{beside:.2f} of their tokens: {why}, and it is not called slow"
         )
+
+    def explained_change(self, row: int, work: Iterable[tuple[str, str]], before: slice, after: slice) -> float:
+        """Largest ratio of a rank's times in some work (names and kinds), as compared, in some columns over those in
+        others before them, that its tokens explain: 1 where these stayed as they were, infinite if not known."""
+        work = [key for key in work if key[1] == SegmentKind.COMPUTE]
+        if self._seen.tokens is None or not work:
+            return 1.0
+        was, now = self._seen.tokens.change(row, before, after)
+        if not math.isfinite(was) or not math.isfinite(now):
+            return math.inf
+        if abs(math.log(now / was)) <= math.log1p(ALIKE):
+            return 1.0
+        return max(explained_by(now, before=was, per_token=key in self._per_token) for key in work)
 
     def sift(self, findings: Iterable[Finding]) -> tuple[list[Finding], list[Abstention]]:
         """The findings that tokens do not explain, with what they cost the job as it was; and of other ranks why they
@@ -145,8 +170,10 @@ class UnequalTokens:
 
     def _as_it_was(self, one: Finding) -> Finding:
         """A finding with its tokens, and how much longer others waited: not what they would have at equal work."""
-        beside = self._beside(one.rank, one.kind, one.steps, one.pattern)
-        if beside is None or (one.segment, one.kind) not in self._per_token:
+        if (one.segment, one.kind) not in self._per_token:
+            return one
+        beside = self._beside(one.rank, one.kind, one.steps, one.pattern, is_per_token=True)
+        if beside is None:
             return one
         seen, waited = self._seen, one.waited_share
         inside = (seen.steps >= one.steps[0]) & (seen.steps <= one.steps[1])
@@ -158,6 +185,24 @@ class UnequalTokens:
             waited = min(waited, float(more.mean()) * int(inside.sum()) / total) if len(more) else waited
         return replace(one, waited_share=waited, tokens_beside=beside)
 
+    def left_out(self) -> list[Abstention]:
+        """Who could not be compared per token in half of its columns or more, which forbids the word healthy."""
+        tokens, seen = self._seen.tokens, {(one.name, one.kind): one for one in self._seen.cells}
+        if tokens is None:
+            return []
+        rows = np.zeros(len(self._seen.ranks), bool)
+        for one in self._compared:
+            ran = seen[one.name, one.kind].count > 0
+            known = ran & (one.count > 0)
+            rows |= tokens.varies & (2 * known.sum(axis=(0, 2)) < ran.sum(axis=(0, 2)))
+        if not rows.any():
+            return []
+        reason = (
+            f"{_named(self._seen.ranks[rows])} could not be compared per token in half of the steps or more: too few "
+            f"steps of a window were told, or spans may be missing, and there were not as many as of the peers"
+        )
+        return [Abstention(SIGNAL, reason)]
+
     def notes(self) -> list[Abstention]:
         """That tokens differ and were divided out; and who does not tell its own, though others do."""
         tokens, notes = self._seen.tokens, list[Abstention]()
@@ -166,7 +211,8 @@ class UnequalTokens:
             ranks = self._seen.ranks[tokens.varies]
             least, most = int(np.nanargmin(ratios)), int(np.nanargmax(ratios))
             how = (
-                "compute was compared per token, and nobody is accused of what attention or fixed costs can explain"
+                "compute was compared per token, and nobody is accused or warned of for what attention or fixed costs "
+                "can explain"
                 if self._per_token
                 else "but times may contain waiting that was not recorded, and were not compared per token"
             )
@@ -176,10 +222,14 @@ class UnequalTokens:
             )
             notes.append(Abstention(SIGNAL, reason))
         if tokens is not None and tokens.untold:
-            named = ", ".join(map(str, tokens.untold[:MAX_NAMED])) + (", ..." if len(tokens.untold) > MAX_NAMED else "")
             reason = (
-                f"{'rank' if len(tokens.untold) == 1 else 'ranks'} {named} did not tell how many they were given "
-                f"(rank_tokens), as others of the same stage did: there, times are compared as if all had equally many"
+                f"{_named(tokens.untold)} did not tell how many they were given (rank_tokens) in enough steps, as "
+                f"others of the same stage did: there, times are compared as if all had equally many"
             )
             notes.append(Abstention(SIGNAL, reason))
         return notes
+
+
+def _named(ranks: Sequence[int] | IntArray) -> str:
+    more = ", ..." if len(ranks) > MAX_NAMED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks[:MAX_NAMED])}{more}"

@@ -12,23 +12,38 @@ import numpy.typing as npt
 from ..collectors.reading.store import Attempt, Store
 from ..profiler.vocabulary import SegmentKind
 from .cells import SegmentCells
-from .peers import FloatArray, IntArray, column_median
+from .peers import FloatArray, IntArray, column_median, row_median
 
 ALIKE = 0.005
 """Ranks whose tokens differ by less than this share have equally many."""
 
 MIN_TOLD = 0.5
-"""Share of the columns in which a rank computes, in which it has to tell its tokens."""
+"""Share of the steps in which a rank computes, in which it has to tell its tokens."""
+
+MAX_ERROR = 0.05
+"""Standard error of the mean of the steps told of a column, over it, up to which it stands for all of its steps."""
+
+SAME_COUNT = 0.02
+"""Ranks whose spans differ in number by no more than this share have equally many."""
+
+WELL_TOLD = (
+    "min(rank_tokens) >= 0 AND sum(rank_tokens) > 0 AND (count(rank_tokens) = count(*) "
+    "OR 2 * count(rank_tokens) >= count(*) AND stddev_samp(rank_tokens) "
+    f"* sqrt(1.0 / count(rank_tokens) - 1.0 / count(*)) <= {MAX_ERROR} * avg(rank_tokens))"
+)
+"""SQL over the steps of a column: whether its mean is known, from all of its steps or from half of them at least. The
+error is that of a sample without replacement from so many steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTokens:
     """Tokens of ranks [R] in columns [C], mean per timed step of a column.
 
-    ``each`` [R, C]: NaN where a rank has not told, or had none. ``beside`` [R, C]: the same over the median of the
-    peer group; 1 in groups that have equally many or do not all tell, NaN where a rank of another group has not told.
-    ``varies`` [R]: whose group has unequally many, and tells. ``untold`` are ranks that do not tell, of groups in which
-    others do. ``counts_hold``: no span is missing, so that a rank with fewer spans has had fewer micro-batches.
+    ``each`` [R, C]: NaN where a rank has not told (`WELL_TOLD`), or had none. ``beside`` [R, C]: the same over the
+    median of the peer group; 1 in groups that have equally many or do not all tell, NaN where a rank of another group
+    has not told. ``varies`` [R]: whose group has unequally many, and tells. ``untold`` are ranks that do not tell, of
+    groups in which others do. ``counts_hold``: no span is missing, so that a rank with fewer spans has had fewer
+    micro-batches; else the one cannot be told from the other.
     """
 
     each: FloatArray
@@ -40,17 +55,25 @@ class RankTokens:
     def scale(self, count: FloatArray, roles: IntArray) -> FloatArray:
         """Tokens of a span beside those of the peers' spans, [K, R, C], from how many there are, [K, R, C].
 
-        With all spans there, a rank's tokens are in its own number of them; else each rank is taken to have as many.
-        NaN where there is no span or tokens are not known, 1 where nothing varies.
+        With all spans there, a rank's tokens are in its own number of them; else it has to have as many as its peers.
+        NaN where it has not, where there is no span or tokens are not known; 1 where nothing varies.
         """
         result = np.where(count > 0, self.beside, np.nan)
-        for role in np.unique(roles[self.varies]) if self.counts_hold else ():
+        for role in np.unique(roles[self.varies]):
             here = np.flatnonzero((roles == role) & self.varies)
             own = np.where(np.isfinite(result[:, here]), count[:, here], np.nan)
-            per_span = self.each[here] / own
-            usual = np.stack([column_median(one) for one in per_span])[:, np.newaxis]
-            result[:, here] = per_span / usual
+            if self.counts_hold:
+                result[:, here] = _over_usual(self.each[here] / own)
+            else:
+                is_usual = np.abs(_over_usual(own) - 1) <= SAME_COUNT
+                result[:, here] = np.where(is_usual, result[:, here], np.nan)
         return np.where(self.varies[:, np.newaxis], result, 1.0)
+
+    def change(self, row: int, before: slice, after: slice) -> tuple[float, float]:
+        """A rank's tokens beside its peers' in the median of some columns and of others; NaN where not known, 1 where
+        nothing varies."""
+        own = self.beside[row] if self.varies[row] else np.ones(self.beside.shape[1])
+        return float(row_median(own[before])), float(row_median(own[after]))
 
 
 def load_rank_tokens(
@@ -60,28 +83,31 @@ def load_rank_tokens(
     ranks: IntArray,
     steps: IntArray,
     roles: IntArray,
+    *,
+    has_spans: bool,
 ) -> RankTokens | None:
     """Tokens of the ranks that tell them (column ``rank_tokens``); None where nothing follows: nobody tells, or all
-    tell and have as many as their peers. ``steps`` are columns of as many steps as the ``cells`` have."""
+    tell and have as many as their peers. ``steps`` are columns of as many steps as the ``cells`` have; ``has_spans``:
+    the store holds the spans that were recorded, whether these or rollups were read."""
     compute = [one for one in cells if one.kind == SegmentKind.COMPUTE]
     if not compute or not _is_told(store, attempt, steps):
         return None
     works = np.any([(one.count > 0).any(axis=0) for one in compute], axis=0)
-    each = np.where(works, _load(store, attempt, ranks, steps, compute[0].step_width), np.nan)
+    each, told = (np.where(works, one, np.nan) for one in _load(store, attempt, ranks, steps, compute[0].step_width))
     beside, varies, untold = np.ones(each.shape), np.zeros(len(ranks), bool), list[int]()
     for role in np.unique(roles[roles >= 0]):
         here = np.flatnonzero((roles == role) & works.any(axis=1))
-        known = np.isfinite(each[here]).sum(axis=1)
-        tells = (known > 0) & (known >= MIN_TOLD * works[here].sum(axis=1))
+        tells = np.nansum(told[here], axis=1) >= MIN_TOLD * works[here].sum(axis=1)
         if not tells.all():
             untold += ranks[here[~tells]].tolist() if tells.any() else []
             continue
         ratio = each[here] / column_median(each[here])
-        if np.nanmax(np.abs(np.log(ratio)), initial=0.0) > math.log1p(ALIKE):
+        is_known = np.isfinite(ratio).any(axis=1).all()
+        if not is_known or np.nanmax(np.abs(np.log(ratio))) > math.log1p(ALIKE):
             beside[here], varies[here] = ratio, True
     if not varies.any() and not untold:
         return None
-    holds = not varies.any() or _counts_hold(store, attempt, compute[0].step_width == 1)
+    holds = not varies.any() or (has_spans and _counts_hold(store, attempt))
     return RankTokens(each, beside, varies, tuple(sorted(untold)), holds)
 
 
@@ -98,26 +124,35 @@ def _is_told(store: Store, attempt: Attempt, steps: IntArray) -> bool:
 
 
 def _load(store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray, width: int) -> FloatArray:
-    """Mean over the timed steps of each column, [R, C]; NaN where a step has not told, or all had none."""
+    """Of the timed steps of each column the mean, NaN where it is not known, and the share that told, [2, R, C]."""
     table = store.query(
-        f"""SELECT rank, step // {width} * {width} AS step, avg(rank_tokens)::DOUBLE AS tokens FROM steps
-            WHERE NOT coalesce(shadow, false) GROUP BY ALL
-            HAVING count(rank_tokens) = count(*) AND min(rank_tokens) >= 0 AND sum(rank_tokens) > 0""",
+        f"""SELECT rank, step // {width} * {width} AS step,
+                CASE WHEN {WELL_TOLD} THEN avg(rank_tokens)::DOUBLE END AS tokens,
+                count(rank_tokens)::DOUBLE / count(*) AS told
+            FROM steps WHERE NOT coalesce(shadow, false) GROUP BY rank, 2
+            HAVING min(rank_tokens) >= 0 AND sum(rank_tokens) > 0""",
         attempt=attempt,
     )
-    result = np.full((len(ranks), len(steps)), np.nan)
+    result = np.full((2, len(ranks), len(steps)), np.nan)
     rank, step = table["rank"].to_numpy(), table["step"].to_numpy()
     keep = np.isin(rank, ranks) & np.isin(step, steps)
     at = np.searchsorted(ranks, rank[keep]), np.searchsorted(steps, step[keep])
-    result[at] = table["tokens"].to_numpy()[keep]
+    for one, column in zip(result, ("tokens", "told"), strict=True):
+        one[at] = table[column].to_numpy()[keep]
     return result
 
 
-def _counts_hold(store: Store, attempt: Attempt, has_spans: bool) -> bool:
+def _over_usual(values: FloatArray) -> FloatArray:
+    """Values [K, R, C] over their median of the ranks."""
+    result: FloatArray = values / np.stack([column_median(one) for one in values])[:, np.newaxis]
+    return result
+
+
+def _counts_hold(store: Store, attempt: Attempt) -> bool:
     """Whether no span of compute was overwritten before it was read, or has no time."""
     lost = store.query("SELECT 1 FROM heartbeats WHERE lost_spans > 0 LIMIT 1", attempt=attempt)
-    if lost.num_rows or not has_spans:
-        return not lost.num_rows
+    if lost.num_rows:
+        return False
     sql = (
         f"SELECT 1 FROM spans WHERE kind = '{SegmentKind.COMPUTE}' AND step IS NOT NULL "
         f"AND (status <> 'ok' OR self_ns IS NULL) LIMIT 1"

@@ -21,8 +21,10 @@ from .cores import worked_ms
 from .observations import Observations
 from .own_change import Bar, OwnChange, find_own_change
 from .peers import FloatArray, peer_counts, row_median
+from .per_token import SIGNAL
+from .rank_tokens import ALIKE
 from .source import Source
-from .verdict import Cause, Culprit, CulpritKind, Findings, Pattern, severity
+from .verdict import Abstention, Cause, Culprit, CulpritKind, Findings, Pattern, severity
 
 ACCUSED = Bar(1.07, 4.0, 6.0, 60, by_itself=1.03)
 
@@ -43,18 +45,37 @@ def find_slowed(store: Store, attempt: Attempt, seen: Observations, many_peers: 
     if seen.tokens is not None:
         worked = worked / seen.tokens.beside
     change = find_own_change(worked, ACCUSED)
-    if change is None or not has_few_peers(seen, change.row, many_peers) or _has_other_work(change, seen):
+    if change is None or not has_few_peers(seen, change.row, many_peers):
         return Findings()
+    why = _other_work(change, seen)
+    if why is not None:
+        return Findings(blocking=(why,))
     return Findings(culprits=(_culprit(store, attempt, change, seen, worked),))
 
 
-def _has_other_work(change: OwnChange, seen: Observations) -> bool:
-    """Whether a rank was given another share of the tokens from the change on: what they cost is not known so well."""
-    if seen.tokens is None or not seen.tokens.varies[change.row]:
-        return False
-    own = seen.tokens.beside[change.row : change.row + 1]
-    shift = np.log(row_median(own[:, change.first :])) - np.log(row_median(own[:, : change.first]))
-    return not abs(float(shift[0])) <= MOST_OTHER_WORK
+def _other_work(change: OwnChange, seen: Observations) -> Abstention | None:
+    """Why a rank is not accused that was given another share of the tokens from the change on; None where it is.
+
+    How much of its work goes with tokens is not known: of more of them, all of it may with their square; of fewer, all
+    may be there whatever they are. So a factor of f explains that time per token changes by f or by 1 / f.
+    """
+    was, now = _tokens_of(change, seen)
+    shift = abs(math.log(now / was))
+    if shift <= MOST_OTHER_WORK or change.effect - shift >= math.log(ACCUSED.ratio):
+        return None
+    reason = (
+        f"rank {int(seen.ranks[change.row])} works x{math.exp(change.effect):.2f} of what it worked before per token, "
+        f"since about step {int(seen.steps[change.first])}, when it got x{now / was:.2f} of its tokens, both beside "
+        f"the others': that may explain it, it is not called slow, and nobody else could be judged by its own past"
+    )
+    return Abstention(SIGNAL, reason)
+
+
+def _tokens_of(change: OwnChange, seen: Observations) -> tuple[float, float]:
+    """A rank's tokens beside its peers', before a change and since."""
+    if seen.tokens is None:
+        return 1.0, 1.0
+    return seen.tokens.change(change.row, slice(0, change.first), slice(change.first, None))
 
 
 def has_few_peers(seen: Observations, row: int, many_peers: int) -> bool:
@@ -84,12 +105,22 @@ def _culprit(store: Store, attempt: Attempt, change: OwnChange, seen: Observatio
         steps=steps,
         pattern=Pattern.CHRONIC,
         lost_share=lost,
-        evidence=_evidence(store, attempt, rank, steps, int(seen.steps[0])),
+        evidence=_evidence(store, attempt, rank, steps, int(seen.steps[0]), _tokens(change, seen)),
         against_own_past=True,
     )
 
 
-def _evidence(store: Store, attempt: Attempt, rank: int, steps: tuple[int, int], begin: int) -> tuple[Evidence, ...]:
+def _tokens(change: OwnChange, seen: Observations) -> str:
+    """What is said of a rank's tokens where they changed too; the ratio of a finding is without them."""
+    was, now = _tokens_of(change, seen)
+    if abs(math.log(now / was)) <= ALIKE:
+        return ""
+    return f"; it got x{now / was:.2f} of its tokens then, beside its peers', which the ratio leaves out"
+
+
+def _evidence(
+    store: Store, attempt: Attempt, rank: int, steps: tuple[int, int], begin: int, tokens: str
+) -> tuple[Evidence, ...]:
     """The rank's work a step, then and before; and what the others' grew by. Nothing where that has no answer."""
     past = begin, steps[0] - 1
     sql = _median_sql(attempt, f"rank = {rank}", steps)
@@ -106,7 +137,7 @@ def _evidence(store: Store, attempt: Attempt, rank: int, steps: tuple[int, int],
         Evidence(
             f"rank {rank} works {own:.2f} ms a step, recorded waits for communication and waits of its thread for a "
             f"core left out (median over steps {steps[0]} to {steps[1]}); {before:.2f} ms in steps {past[0]} to "
-            f"{past[1]}: x{own / before:.2f}; sleep that no span shows is in it",
+            f"{past[1]}: x{own / before:.2f}; sleep that no span shows is in it{tokens}",
             own, before, "steps", sql,
         ),
         Evidence(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
@@ -36,7 +36,7 @@ class Choice:
     """The source, the spans that are in the store, and in a few words why rollups were taken (empty for spans).
 
     ``step_width`` is the number of steps that a column of a matrix stands for; of rollups, ``windows`` are the first
-    steps of the first and of the last window of that length.
+    steps of the first and of the last window of that length. ``is_whole``: the store holds all spans.
     """
 
     source: Source
@@ -44,6 +44,7 @@ class Choice:
     reason: str = ""
     step_width: int = 1
     windows: tuple[int, int] | None = None
+    is_whole: bool = True
 
     def first_steps(self, steps: tuple[int, int] | None = None) -> IntArray:
         """First steps of all windows, [W]; of those inside the given steps (first, last), else those touching them."""
@@ -79,7 +80,7 @@ def choose_source(
         text = f"{spans:,} raw spans are too many to be read at once"
     else:
         return Choice(Source.SPANS, spans)
-    choice = _with_windows(store, attempt, Choice(Source.ROLLUPS, spans, text), steps, ranks)
+    choice = _with_windows(store, attempt, Choice(Source.ROLLUPS, spans, text, is_whole=is_whole), steps, ranks)
     if is_whole and steps is not None and choice.windows is not None:
         recorded = choice.windows[1] - choice.windows[0] + choice.step_width
         if spans * min(1.0, (steps[1] - steps[0] + 1) / recorded) <= most:
@@ -106,7 +107,7 @@ def _with_windows(store: Store, attempt: Attempt, choice: Choice, steps: tuple[i
             continue
         key = ("window range", attempt.run, attempt.attempt, length)
         reach = kept(store, key, partial(window_range, store, attempt, length))
-        found = Choice(choice.source, choice.spans, choice.reason, length, reach)
+        found = replace(choice, step_width=length, windows=reach)
         if length == COARSEST or len(found.first_steps(steps)) * ranks <= MANY_CELLS:
             return found
     return choice

@@ -12,6 +12,7 @@ from .abstaining import data_missing, hidden_below, left_out, not_judged, visibl
 from .bursts import in_all_compute
 from .causes import MAIN_SEGMENT_SHARE, main_compute, throttled_ranks
 from .cells import total_work
+from .compare import Comparison
 from .cores import Cores, without_waiting
 from .culprits import culprits_of
 from .drift import JobDrift, find_drift, is_collecting, stands_apart
@@ -29,7 +30,7 @@ from .network.hidden import find_hidden
 from .network.inside import find_inside
 from .network.waited_for import waited_for
 from .observations import MAIN_KINDS, Observations, observe
-from .own_change import find_own_change
+from .own_change import WARNED, find_own_change
 from .per_token import UnequalTokens, is_per_token, per_token
 from .slowed import find_slowed, has_few_peers
 from .source import Source
@@ -200,6 +201,7 @@ def judge(
         everything, waiting_for_cores = without_waiting(everything, seen, cores)
         explained += waiting_for_cores
     findings = per_rank(everything)
+    explained += [] if tokens is None else tokens.left_out()
     blocking += [*explained, *not_judged(judgements, seen), *_quick(judgements, seen, thresholds)]
     if not findings and not drifts:
         growth = find_growth(seen.step_ms, seen.steps)
@@ -218,30 +220,40 @@ def judge(
         tuple(drifts.values()),
         throttled_ranks(everything, judgements),
         tuple(blocking),
-        _warnings(judgements, seen, raised, thresholds),
+        _warnings(judgements, seen, raised, thresholds, tokens),
         visible_ratio(judgements, thresholds),
     )
 
 
 def _warnings(
-    judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations, accused: set[int], thresholds: Thresholds
+    judgements: dict[tuple[str, str], SegmentJudgement],
+    seen: Observations,
+    accused: set[int],
+    thresholds: Thresholds,
+    tokens: UnequalTokens | None,
 ) -> tuple[EarlyWarning, ...]:
     """Ranks that have become slower than they were at a main segment of the device's work, and are not accused, or for
-    want of cores not."""
-    main = {
-        name: one.comparison
-        for (name, kind), one in judgements.items()
-        if kind in MAIN_KINDS and one.cost_share >= MAIN_SEGMENT_SHARE and one.comparison is not None
-    }
-    found = find_warnings(main, seen.ranks, seen.steps, seen.step_ms, accused, thresholds)
-    return found if found or accused else _own_change(judgements, seen, thresholds)
+    want of cores not; nobody whose tokens explain it."""
+    main, kinds = dict[str, Comparison](), dict[str, str]()
+    for (name, kind), one in judgements.items():
+        if kind in MAIN_KINDS and one.cost_share >= MAIN_SEGMENT_SHARE and one.comparison is not None:
+            main[name], kinds[name] = one.comparison, kind
+
+    def explained(name: str, row: int, before: slice, after: slice) -> float:
+        return 1.0 if tokens is None else tokens.explained_change(row, [(name, kinds[name])], before, after)
+
+    found = find_warnings(main, seen.ranks, seen.steps, seen.step_ms, accused, thresholds, explained)
+    return found if found or accused else _own_change(judgements, seen, thresholds, tokens)
 
 
 def _own_change(
-    judgements: dict[tuple[str, str], SegmentJudgement], seen: Observations, thresholds: Thresholds
+    judgements: dict[tuple[str, str], SegmentJudgement],
+    seen: Observations,
+    thresholds: Thresholds,
+    tokens: UnequalTokens | None,
 ) -> tuple[EarlyWarning, ...]:
     """A rank that became slower in all its main compute together, where it has too few peers to tell by how fast they
-    are; nobody where waiting may be hidden in it."""
+    are; nobody where waiting may be hidden in it, or whose tokens explain it."""
     main = main_compute(judgements)
     if seen.source.step_width > 1 or any(judgements[key].comparison is None for key in main):
         return ()
@@ -252,6 +264,9 @@ def _own_change(
         return ()
     names = " and ".join(sorted(one.name for one in cells))
     ratio = round(math.exp(change.effect), 4)
+    parts = slice(0, change.first), slice(change.first, None)
+    if tokens is not None and ratio < WARNED.ratio * tokens.explained_change(change.row, main, *parts):
+        return ()
     return (EarlyWarning(int(seen.ranks[change.row]), names, int(seen.steps[change.first]), ratio),)
 
 

@@ -16,6 +16,7 @@ from .judge import Finding
 from .observations import Observations
 from .peers import FloatArray, IntArray, row_median
 from .peers_sql import ranks_condition
+from .rank_tokens import WELL_TOLD
 
 
 def gather_window_evidence(attempt: Attempt, finding: Finding, seen: Observations) -> tuple[Evidence, ...]:
@@ -112,9 +113,10 @@ def _per_token(attempt: Attempt, finding: Finding, seen: Observations) -> Eviden
     total = "sum(self_sum_ns) / 1e6 AS ms"
     work = _windows(attempt, finding, _itself(finding), total, f"s.name = {literal(finding.segment)}")
     tokens = (
-        f"SELECT rank, step // {finding.step_width} * {finding.step_width} AS first_step, sum(rank_tokens) AS tokens "
-        f"FROM steps_all WHERE run = {literal(attempt.run)} AND attempt = {attempt.attempt} "
-        f"AND NOT coalesce(shadow, false) AND {_itself(finding)} GROUP BY ALL"
+        f"SELECT rank, step // {finding.step_width} * {finding.step_width} AS first_step, "
+        f"avg(rank_tokens) * count(*) AS tokens FROM steps_all WHERE run = {literal(attempt.run)} "
+        f"AND attempt = {attempt.attempt} AND NOT coalesce(shadow, false) AND {_itself(finding)} "
+        f"GROUP BY rank, 2 HAVING {WELL_TOLD}"
     )
     sql = f"SELECT median(1000 * ms / tokens) FROM ({work}) JOIN ({tokens}) USING (rank, first_step) WHERE tokens > 0"
     statement = per_token_statement(finding, own, peers, f"median window of {finding.step_width} steps")

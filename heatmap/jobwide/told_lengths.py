@@ -25,7 +25,8 @@ def find_told_lengths(store: Store, attempt: Attempt, seen: Observations) -> Cul
     """The finding of the job, which names no rank; None where that costs little.
 
     All ranks meet at the end of a step, so it lasts as long as the one with the most tokens: (most / mean - 1) of the
-    median rank's compute is lost.
+    median rank's compute is lost. Never more than the longest compute would be shorter by if each rank's took for the
+    mean number of tokens what it took for its own: with a slow rank it may be as long, or longer.
     """
     if seen.tokens is None or not seen.tokens.varies.any():
         return None
@@ -36,7 +37,10 @@ def find_told_lengths(store: Store, attempt: Attempt, seen: Observations) -> Cul
     if not len(known) or not total > 0:
         return None
     most, mean = np.nanmax(each[:, known], axis=0), np.nanmean(each[:, known], axis=0)
-    lost_ms = np.nan_to_num(column_median(work_ms(seen)[rows])[known]) * (most / mean - 1)
+    work = work_ms(seen)[rows][:, known]
+    evened = work * np.where(np.isfinite(each[:, known]), mean / each[:, known], 1.0)
+    shorter = np.fmax.reduce(work, axis=0) - np.fmax.reduce(evened, axis=0)
+    lost_ms = np.nan_to_num(np.clip(shorter, 0.0, column_median(work) * (most / mean - 1)))
     lost = float(np.minimum(lost_ms, np.nan_to_num(seen.step_ms[known])).sum()) / total
     if lost < MIN_SHARE:
         return None

@@ -12,7 +12,7 @@ import pytest
 from megascope.collectors.reading.store import Store
 from megascope.collectors.writing.writer import TableWriter
 from megascope.heatmap.jobwide.launch_drift import SIGNAL, find_launch_drift
-from megascope.heatmap.launches import launch_spread, launches_of
+from megascope.heatmap.launches import launch_spread, launched, launches_of
 from megascope.heatmap.observations import observe
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, Findings, Outcome, Pattern, describe
@@ -22,6 +22,8 @@ from megascope.trainer.simulator.faults import parse_fault
 from megascope.trainer.simulator.noise import MeasuredNoise
 from megascope.trainer.simulator.writing import simulate
 from support.faulty_job import faulty_job
+from support.rollup_store import with_rollups
+from support.span_store import Span, write_spans
 
 LAYOUT = (("pp", 2), ("dp", 8), ("tp", 1))
 FIRST, LAST = (2, 34), (67, 99)
@@ -147,6 +149,20 @@ def test_a_healthy_fleet_stays_healthy_where_launches_are_not_judged(tmp_path: P
     with faulty_job(tmp_path / "store", rollups=True, steps=100, costs=costs) as store:
         assert find_stragglers(store, store.attempt()).verdict == Outcome.HEALTHY
         assert ["rollups were read" in one for one in not_judged(store)] == ([] if recorded else [True])
+
+
+@pytest.mark.parametrize("least", ["cp_reduce_scatter", "dp_reduce_scatter"])
+def test_rollups_name_the_collective_whose_launches_spans_would_be_asked_for(tmp_path: Path, least: str) -> None:
+    """The one that is launched least often, whatever the order of the names."""
+    spans = [
+        Span(rank, step, name, 100.0 * step + at, 1.0, kind="collective")
+        for rank, step in np.ndindex(2, 12)
+        for name in ("cp_reduce_scatter", "dp_reduce_scatter")
+        for at in ((0, 10) if name == least else (0, 10, 20, 30))
+    ]
+    source = write_spans(tmp_path / "spans", spans, layout={"dp": 2})
+    with source, with_rollups(source, tmp_path / "rollups", span_ranks=()) as store:
+        assert launched(store, store.attempt()) == least
 
 
 @pytest.mark.parametrize("faults", [(), ("gc-drift:growth_ms=300:every=5",)])

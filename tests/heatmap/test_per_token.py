@@ -6,14 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from megascope.collectors.reading.store import Store
-from megascope.heatmap.peers import FloatArray
-from megascope.heatmap.per_token import SIGNAL, explained_by
+from megascope.heatmap.cells import SegmentCells
+from megascope.heatmap.clocks import RankClocks
+from megascope.heatmap.observations import Observations
+from megascope.heatmap.peers import FloatArray, Placement
+from megascope.heatmap.per_token import BEYOND, FIXED_SHARE, SIGNAL, UnequalTokens, _scaled, explained_by
+from megascope.heatmap.rank_tokens import MAX_ERROR, WELL_TOLD, RankTokens
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, Outcome, Pattern, StragglerVerdict
 from support.faulty_job import check_evidence
@@ -30,8 +35,10 @@ class Job:
     work ``slow`` times as long for them; ``drawn`` is how much more or less they have from step to step.
 
     ``attention`` is the share of a span that grows with the square of its tokens, ``fixed`` the share that is there
-    whatever they are. ``told`` is the share of steps in which a rank tells its tokens. If not ``waits_apart``, all meet
-    at the end of ``backward``, which nobody timed.
+    whatever they are. ``told`` is the share of steps in which a rank tells its tokens; if not ``tells_last``, nobody
+    does in the last step. If not ``waits_apart``, all meet at the end of ``backward``, which nobody timed. Ranks have
+    their ``tokens`` from step ``since`` on, and are ``slow`` from ``slow_since``. Of ``unmeasured`` ranks one of the
+    micro-batches has no time.
     """
 
     tokens: tuple[float, ...] = (1.0,) * RANKS
@@ -43,12 +50,17 @@ class Job:
     told: tuple[float, ...] = (1.0,) * RANKS
     waits_apart: bool = True
     steps: int = STEPS
+    tells_last: bool = True
+    since: int = 0
+    slow_since: int = 0
+    unmeasured: tuple[int, ...] = ()
 
 
 def tokens_of(job: Job) -> FloatArray:
     """Tokens of a rank in a step, over the usual, [R, S]."""
     drawn = np.random.default_rng(1).lognormal(0, job.drawn, (len(job.tokens), job.steps))
-    return np.array(job.tokens)[:, None] * drawn
+    result: FloatArray = np.where(np.arange(job.steps) < job.since, 1.0, np.array(job.tokens)[:, None]) * drawn
+    return result
 
 
 def store_of(root: Path, job: Job, told: bool = True) -> Store:
@@ -62,9 +74,11 @@ def store_of(root: Path, job: Job, told: bool = True) -> Store:
             cost = linear * share + job.attention * share**2 + job.fixed
             for name, usual in SEGMENTS.items():
                 for batch in range(batches):
-                    took = usual * cost * job.slow[rank] * 2 / batches * random.lognormal(0, 0.02)
+                    slow = job.slow[rank] if step >= job.slow_since else 1.0
+                    took = usual * cost * slow * 2 / batches * random.lognormal(0, 0.02)
                     at = step * STEP_MS + ends[rank]
-                    spans.append(Span(rank, step, name, at, took, microbatch=batch))
+                    status = "unmeasured" if rank in job.unmeasured and batch == 0 else "ok"
+                    spans.append(Span(rank, step, name, at, took, microbatch=batch, status=status))
                     ends[rank] += took
             last.append(spans.pop())
         for rank, span in enumerate(last):
@@ -79,6 +93,7 @@ def store_of(root: Path, job: Job, told: bool = True) -> Store:
 def _steps(job: Job, tokens: FloatArray, told: bool) -> dict[str, Any]:
     rank, step = np.divmod(np.arange(tokens.size), job.steps)
     tells = np.random.default_rng(2).random(tokens.size) < np.array(job.told)[rank]
+    tells &= job.tells_last | (step < job.steps - 1)
     rows: dict[str, Any] = {
         "rank": rank,
         "step": step,
@@ -156,7 +171,88 @@ def test_rollups_tell_the_same(tmp_path: Path, slow: float, ranks: int) -> None:
         [culprit] = [one for one in found.culprits if one.ranks]
         assert culprit.ratio == pytest.approx(1.4, rel=0.03)
         assert culprit.pattern == Pattern.CHRONIC
-    assert [one.cause for one in found.culprits if not one.ranks] == [Cause.UNEVEN_INPUT]
+    uneven = [one.cause for one in found.culprits if not one.ranks]
+    assert uneven == ([] if slow > 1 else [Cause.UNEVEN_INPUT]), "with short sequences a slow rank takes no longer"
+
+
+def rolled_up(root: Path, job: Job, span_ranks: tuple[int, ...] | None = ()) -> StragglerVerdict:
+    with store_of(root / "spans", job) as spans:
+        return verdict_of(with_rollups(spans, root / "rollups", span_ranks=span_ranks))
+
+
+def notes_of(found: StragglerVerdict) -> str:
+    return "; ".join(one.reason for one in found.abstained if one.signal == SIGNAL)
+
+
+@pytest.mark.parametrize("drawn", [0.0, 0.3])
+def test_a_step_that_is_not_told_does_not_void_its_window(tmp_path: Path, drawn: float) -> None:
+    told = (1.0, 1.0, 0.85, 0.85, 1.0, 1.0)
+    found = rolled_up(tmp_path / "long", Job(LONG, told=told, drawn=drawn))
+    assert accused(found) == []
+    assert "compared per token" in notes_of(found)
+    assert "did not tell" not in notes_of(found)
+    assert accused(rolled_up(tmp_path / "slow", Job(SHORT, SLOW, told=told, drawn=drawn))) == [(2,)]
+
+
+def test_the_newest_window_counts_though_nobody_tells_its_last_step(tmp_path: Path) -> None:
+    found = rolled_up(tmp_path, Job(LONG, tells_last=False))
+    assert accused(found) == []
+    assert [one.steps[1] for one in found.culprits if not one.ranks] == [STEPS - 1]
+
+
+def test_tokens_of_too_few_steps_of_a_window_accuse_nobody_and_that_is_said(tmp_path: Path) -> None:
+    """Half of the steps of lengths that differ by their double do not tell those of the others."""
+    found = rolled_up(tmp_path, Job(told=(1.0, 1.0, 0.6, 1.0, 1.0, 1.0), drawn=0.7))
+    assert accused(found) == []
+    assert found.verdict != Outcome.HEALTHY
+    assert "rank 2 could not be compared per token" in notes_of(found)
+
+
+@given(
+    told=st.lists(st.one_of(st.none(), st.integers(-1, 3000)), min_size=1, max_size=12),
+)
+def test_a_window_is_known_from_all_of_its_steps_or_from_half_that_tell_it_closely(told: list[int | None]) -> None:
+    values = np.array([value for value in told if value is not None], float)
+    rows = ", ".join(f"({'NULL' if value is None else value}::BIGINT)" for value in told)
+    answer = duckdb.execute(f"SELECT coalesce({WELL_TOLD}, false) FROM (VALUES {rows}) AS one(rank_tokens)").fetchall()
+    known = len(values) > 0 and values.min() >= 0 and values.sum() > 0
+    if known and len(values) < len(told):
+        known = len(values) > 1 and 2 * len(values) >= len(told)
+        if known:
+            error = values.std(ddof=1) * np.sqrt(1 / len(values) - 1 / len(told)) / values.mean()
+            assume(abs(error - MAX_ERROR) > 1e-9)
+            known = error <= MAX_ERROR
+    assert answer == [(known,)]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["rollups alone", "with the spans they were made of"])
+def test_a_rank_whose_spans_were_not_all_measured_is_not_taken_for_quick(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At all of its tokens and half of its spans, a slow rank would take half as long for each."""
+    monkeypatch.setattr("megascope.heatmap.observations.MOST_JUDGED", 0)
+    rest, told = (1.0,) * 13, (1.0,) * 14
+    job = Job((*rest, 0.7), (*rest, 1.5), (2,) * 14, drawn=0.6, told=told, steps=100, unmeasured=(13,))
+    found = rolled_up(tmp_path, job, None if kept else ())
+    assert accused(found) == []
+    assert found.verdict != Outcome.HEALTHY
+    assert "compute was compared per token" in notes_of(found)
+    assert "rank 13 could not be compared per token" in notes_of(found)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["rollups alone", "with the spans they were made of"])
+def test_other_micro_batches_on_rollups_are_compared_where_no_span_can_be_missing(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megascope.heatmap.observations.MOST_JUDGED", 0)
+    job = Job((1.0, 1.0, 1.0, 1.0, 1.0, 0.8), batches=(2, 2, 1, 2, 2, 2))
+    span_ranks = None if kept else ()
+    healthy = rolled_up(tmp_path / "healthy", job, span_ranks)
+    assert accused(healthy) == []
+    assert ("could not be compared per token" in notes_of(healthy)) == (not kept)
+    slow = rolled_up(tmp_path / "slow", replace(job, slow=one_of(1.4)), span_ranks)
+    assert accused(slow) == ([(2,)] if kept else [])
+    assert slow.verdict != Outcome.HEALTHY
 
 
 def test_lengths_that_are_drawn_anew_hide_no_slow_rank(tmp_path: Path) -> None:
@@ -189,6 +285,109 @@ def test_more_micro_batches_of_fewer_tokens_are_the_same_work(tmp_path: Path) ->
     job = Job((1.0, 1.0, 1.0, 1.0, 1.0, 0.5), batches=(2, 2, 4, 2, 2, 2))
     assert accused(verdict_of(store_of(tmp_path / "s", job))) == []
     assert accused(verdict_of(store_of(tmp_path / "t", replace(job, slow=one_of(1.4))))) == [(2,)]
+
+
+def test_what_a_slow_rank_costs_does_not_depend_on_its_number_of_micro_batches(tmp_path: Path) -> None:
+    job, lost = Job((1.0, 1.0, 1.0, 1.0, 1.0, 0.8), one_of(1.4)), []
+    for own in (1, 2, 4):
+        found = verdict_of(store_of(tmp_path / str(own), replace(job, batches=(2, 2, own, 2, 2, 2))))
+        [culprit] = [one for one in found.culprits if one.ranks]
+        assert culprit.ranks == (2,)
+        assert not any("unmeasured synchronisation" in one.reason for one in found.abstained)
+        lost.append(culprit.lost_share)
+    assert lost == [pytest.approx(lost[1], rel=0.05)] * 3
+
+
+@given(
+    tokens=st.lists(st.floats(0.2, 5), min_size=3, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+    holds=st.booleans(),
+)
+def test_at_equal_tokens_a_step_takes_what_its_tokens_take_however_they_are_cut(
+    tokens: list[float], seed: int, holds: bool
+) -> None:
+    random, each = np.random.default_rng(seed), np.array(tokens)[:, None] * np.ones(4)
+    shape = (2, *each.shape)
+    count = random.integers(1, 6, shape).astype(float) if holds else np.full(shape, 3.0)
+    total, usual, ranks = random.uniform(1, 100, shape), np.median(each, axis=0), np.arange(len(tokens))
+    told = RankTokens(each, each / usual, np.ones(len(tokens), bool), (), holds)
+    cells = SegmentCells("forward", "compute", ranks, np.arange(4), total, count, each, each, 0)
+    scaled = _scaled(cells, told, told.scale(count, np.zeros(len(tokens), np.int64)))
+    np.testing.assert_allclose(scaled.per_step_ms() / usual, cells.per_step_ms() / each)
+    np.testing.assert_allclose(scaled.count, np.broadcast_to(scaled.count[:, :1], shape))
+    if not holds:
+        np.testing.assert_allclose(scaled.count, count)
+
+
+def test_what_slow_ranks_take_longer_is_not_put_down_to_lengths(tmp_path: Path) -> None:
+    """All take equally long with a slow rank of short sequences, and no even lengths help against another slow rank."""
+    for name, job in {
+        "equally long": Job(SHORT, one_of(1.4)),
+        "another one": Job(LONG, one_of(1.5, 3)),
+    }.items():
+        found = verdict_of(store_of(tmp_path / name, job))
+        assert [one for one in found.culprits if not one.ranks] == [], name
+        assert len(accused(found)) == 1, name
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(factor=st.floats(0.5, 1.8), slow=st.floats(1.0, 1.8), other=st.floats(1.0, 1.5))
+def test_lengths_never_cost_more_than_even_ones_would_save(
+    tmp_path_factory: pytest.TempPathFactory, factor: float, slow: float, other: float
+) -> None:
+    tokens, speed = np.array(one_of(factor)), np.array([*one_of(slow)[:3], other, 1.0, 1.0])
+    job = Job(tuple(tokens), tuple(speed), steps=30)
+    found = verdict_of(store_of(tmp_path_factory.mktemp("job") / "s", job))
+    saved = 180 * (float((tokens * speed).max()) - float((tokens.mean() * speed).max()))
+    told = [one.lost_share * 200 for one in found.culprits if not one.ranks]
+    assert sum(told) <= max(saved, 0.0) + 5.0
+
+
+@pytest.mark.parametrize("waits_apart", [True, False])
+def test_longer_sequences_since_a_step_are_not_warned_of(tmp_path: Path, waits_apart: bool) -> None:
+    """Attention takes longer per token then; the rank is no slower."""
+    job = Job(LONG, attention=0.3, since=50, waits_apart=waits_apart)
+    found = verdict_of(store_of(tmp_path / "s", job))
+    assert (accused(found), found.warnings) == ([], ())
+
+
+def test_a_rank_that_becomes_slower_is_warned_of_beside_longer_sequences_of_another(tmp_path: Path) -> None:
+    found = verdict_of(store_of(tmp_path / "s", Job(LONG, one_of(1.3, 4), slow_since=52)))
+    assert [one.rank for one in found.warnings] == [4]
+
+
+def test_longer_sequences_are_no_change_of_a_rank_against_its_own_past(tmp_path: Path) -> None:
+    rest = (1.0,) * 7
+    job = Job((*rest, 1.3), (*rest, 1.0), (2,) * 8, attention=0.21, told=(1.0,) * 8, steps=120, since=60)
+    assert verdict_of(store_of(tmp_path / "s", job)).warnings == ()
+    slow = Job((1.3, *rest), (*rest, 1.065), (2,) * 8, told=(1.0,) * 8, steps=120, slow_since=60)
+    found = verdict_of(store_of(tmp_path / "t", slow))
+    assert [one.rank for one in found.warnings] == [7]
+
+
+def explains(tokens: list[float], ratio: float) -> str | None:
+    """Why a rank with such tokens in turn, whose time comes and goes and was not compared per token, is not accused."""
+    beside = np.ones((4, 40))
+    beside[2] = np.resize(tokens, 40)
+    told = RankTokens(beside, beside, np.ones(4, bool), (), True)
+    cells = SegmentCells(
+        "backward", "compute", np.arange(4), np.arange(40), beside[None], beside[None], beside, beside, 0
+    )
+    places, clocks = Placement(cells.ranks, ("node0",) * 4, {}), RankClocks.of_one_host(4)
+    step_ms = np.full(40, 100.0)
+    seen = Observations((cells,), places, cells.ranks, cells.steps, step_ms, None, clocks, tokens=told)
+    return UnequalTokens(seen, seen).explains(2, "backward", "compute", ratio, (0, 39), Pattern.INTERMITTENT)
+
+
+@given(low=st.floats(0.3, 2), high=st.floats(1.01, 2), ratio=st.floats(1.07, 4))
+@example(low=0.4, high=1.3, ratio=1.5)
+@example(low=0.9, high=1.3, ratio=1.5)
+def test_time_that_comes_and_goes_with_tokens_is_explained_by_the_most_of_them(
+    low: float, high: float, ratio: float
+) -> None:
+    most = max(low, high) ** 2 * BEYOND
+    assume(abs(ratio - most) > 1e-6)
+    assert (explains([low, high], ratio) is None) == (ratio > most)
 
 
 def test_who_does_not_tell_is_said_and_compared_as_ever(tmp_path: Path) -> None:
@@ -237,5 +436,22 @@ def test_tokens_and_times_that_grow_by_the_same_factor_do_not_change_who_is_accu
 def test_what_tokens_explain(ratio: float) -> None:
     assert explained_by(ratio) >= 1
     assert explained_by(ratio) <= max(ratio, 1 / ratio)
-    assert explained_by(ratio, per_token=False) == max(ratio, 1) ** 2
+    assert explained_by(ratio, per_token=False) == pytest.approx(max(ratio, 1) ** 2)
     assert explained_by(1.0) == 1.0
+    assert explained_by(ratio, before=ratio) == 1.0
+
+
+@given(
+    before=st.floats(0.05, 20), now=st.floats(0.05, 20), attention=st.floats(0, 1), fixed=st.floats(0, FIXED_SHARE),
+    per_token=st.booleans(),
+)  # fmt: skip
+def test_no_share_of_attention_and_of_fixed_costs_takes_longer_than_tokens_explain(
+    before: float, now: float, attention: float, fixed: float, per_token: bool
+) -> None:
+    attention = min(attention, 1 - fixed)
+
+    def time(tokens: float) -> float:
+        took = (1 - attention - fixed) * tokens + attention * tokens**2 + fixed
+        return took / tokens if per_token else took
+
+    assert time(now) / time(before) <= explained_by(now, before=before, per_token=per_token) * (1 + 1e-9)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from conftest import Demo
 from megascope.collectors.reading.store import Store
+from megascope.heatmap.observations import observe
 from megascope.heatmap.own_change import find_own_change
 from megascope.heatmap.peers import FloatArray
-from megascope.heatmap.slowed import ACCUSED
+from megascope.heatmap.slowed import ACCUSED, find_slowed
 from megascope.heatmap.stragglers import find_stragglers
 from megascope.heatmap.verdict import Cause, CulpritKind, Outcome, describe
 from support.faulty_job import check_evidence
@@ -124,6 +125,31 @@ def test_a_rank_that_was_given_more_tokens_is_not_accused_if_it_tells_them(tmp_p
     with job_of(tmp_path / "s", 60 * share, LAYOUT, np.ones(RANKS, bool), tokens=tokens) as store:
         accused = [one.ranks for one in find_stragglers(store, store.attempt()).culprits if one.ranks]
     assert accused == ([] if told else [(5,)])
+
+
+@pytest.mark.parametrize(("more", "slow"), [(1.03, 1.14), (1.3, 1.12), (0.75, 1.12)])
+def test_a_slower_rank_with_other_tokens_is_accused_of_what_these_cannot_explain_or_it_is_said(
+    tmp_path: Path, more: float, slow: float
+) -> None:
+    share = np.ones((RANKS, STEPS))
+    share[5, SLOW_FROM:] *= more
+    work = 60 * share
+    work[5, SLOW_FROM:] *= slow
+    with job_of(tmp_path / "s", work, LAYOUT, np.ones(RANKS, bool), tokens=1000 * share) as store:
+        attempt = store.attempt()
+        found = find_slowed(store, attempt, observe(store, attempt), 12)
+        for culprit in found.culprits:
+            check_evidence(store, culprit.evidence)
+    if more == 1.03:
+        [culprit] = found.culprits
+        assert (culprit.ranks, found.blocking) == ((5,), ())
+        assert culprit.ratio == pytest.approx(slow, abs=0.02)
+        assert "it got x1.03 of its tokens then" in culprit.evidence[0].statement
+    else:
+        [note] = found.blocking
+        assert (found.culprits, note.signal) == ((), "tokens")
+        assert note.reason.startswith("rank 5 works x1.1")
+        assert f"it got x{more:.2f} of its tokens" in note.reason
 
 
 def test_a_stage_of_one_rank_is_not_accused_of_what_changes_the_work_of_all(tmp_path: Path) -> None:
