@@ -112,7 +112,7 @@ def _change(channels: Channels, rows: IntArray) -> Change | None:
     if known.sum() < 3 * max(least, 2):
         return None
     logs = np.log(np.where(known, typical, np.nan))
-    logs -= _quiet(logs[known])
+    logs -= _quiet(logs[known], max(least, 2))
     raised = find_raised(0, logs, Noise(0.01, 0.01, 1), math.log(MIN_RATIO), 0.0, 0)
     if raised is None or raised.share_beyond < MIN_SHARE_BEYOND or raised.effect < math.log(MIN_RATIO):
         return None
@@ -137,10 +137,13 @@ def _change(channels: Channels, rows: IntArray) -> Change | None:
     )  # fmt: skip
 
 
-def _quiet(logs: FloatArray) -> float:
-    """What is usual, of log-times [S]: the median of those near the lower quartile."""
+def _quiet(logs: FloatArray, least: int) -> float:
+    """What is usual, of log-times [S]: the median of those near the lower quartile, or of the first if that is less.
+
+    A network that has been slow for most of a long job was so in its lower quartile too.
+    """
     quartile = float(np.quantile(logs, 0.25))
-    return float(np.median(logs[logs <= quartile + math.log(TRIM_RATIO)]))
+    return min(float(np.median(logs[logs <= quartile + math.log(TRIM_RATIO)])), float(np.median(logs[:least])))
 
 
 def _culprit(

@@ -75,6 +75,15 @@ def test_one_slow_nic_is_no_healthy_job_where_every_group_has_it(tmp_path: Path,
         assert any("have no like to be compared with take" in reason for reason in reasons)
 
 
+def test_a_network_that_was_slow_for_most_of_a_long_job_was_fast_before() -> None:
+    channels = channels_of([("reduce", (0, 1)), ("reduce", (2, 3))], {}, steps=240)
+    channels.transfer_ms[:, 24:] *= 20
+    longer = np.where(np.arange(240) < 24, 100.0, 100.0 + 20 * float(channels.transfer_ms[:, 0].max()))
+    (found,) = find_changes(channels, np.arange(2), longer)
+    assert (found.first, found.last, found.to_the_end) == (24, 239, True)
+    assert found.own_ms / found.before_ms == pytest.approx(20, rel=0.1)
+
+
 @pytest.mark.parametrize("first", [0, 6], ids=["from the start", "after a few steps"])
 def test_what_has_no_past_is_no_change(first: int) -> None:
     channels = channels_of([("reduce", (0, 1)), ("reduce", (2, 3))], {}, steps=60)

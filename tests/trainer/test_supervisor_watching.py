@@ -115,6 +115,12 @@ def test_a_job_that_slows_down_asks_who_it_is(stragglers: type[Stragglers]) -> N
     assert asked[-2:] == ("--steps", "0:42")
 
 
+def test_later_questions_are_about_where_it_became_slow_and_what_is_newest_in_turns() -> None:
+    watch = watcher(seen=slowed())
+    watch.slow_since, watch.observer.seen.last_step = 42, 400
+    assert [watch._steps_to_ask_about() for _ in range(3)] == ["0:142", "350:400", "0:142"]
+
+
 @pytest.mark.parametrize(
     ("ranks", "hosts", "where"),
     [([3, 1], ["b", "a"], "between a and b, on ranks 1, 3,"), ([], [], "of the job"), ([3, 2], ["a", "a"], None)],
@@ -148,7 +154,7 @@ def test_the_questions_are_about_the_change_and_about_now_by_turns(stragglers: t
     watch = watcher(seen=seen, worth=False, turns=6, on_turn=go_on, ask_every_s=0.0)
     with pytest.raises(EndlessError):
         watch.watch()
-    assert [one[-1] for one in stragglers.asked][:3] == ["22:72", "82:132", "142:192"]
+    assert [one[-1] for one in stragglers.asked][:3] == ["22:72", "82:132", "22:172"]
 
 
 def test_a_job_that_runs_as_before_asks_nobody(stragglers: type[Stragglers]) -> None:

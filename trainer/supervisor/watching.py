@@ -189,9 +189,11 @@ class Watcher:
     def _steps_to_ask_about(self) -> str:
         last = self.observer.seen.last_step or 0
         around = last if self.slow_since is None else self.slow_since
-        is_around = self.asked % 2 == 0 and last - around <= 2 * STRAGGLER_STEPS
+        is_around = self.asked % 2 == 0
         self.asked += 1
-        return f"{max(0, (around if is_around else last) - STRAGGLER_STEPS)}:{last}"
+        if is_around:
+            return f"{max(0, around - STRAGGLER_STEPS)}:{min(last, around + 2 * STRAGGLER_STEPS)}"
+        return f"{max(0, last - STRAGGLER_STEPS)}:{last}"
 
     def _from_stragglers(self, is_slow: bool) -> Alert | None:
         if not is_slow:
