@@ -92,6 +92,8 @@ class ChromeTrace:
         told = []
         try:
             yield from self._array() if first == "[" else self._object()
+            if self.is_trace and self._peek():
+                raise _DamageError("more stands behind the end")
         except _CutError:
             lost = len(self._buffer) - self._at
             told.append(f"was cut: {self.events:,} whole events were read, {lost:,} characters are lost")
@@ -121,6 +123,7 @@ class ChromeTrace:
                 yield from self._array()
             else:
                 self.header[key] = self._value()
+        self._at += 1
 
     def _no_object(self) -> None:
         if self.is_trace:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megascope.collectors.importers.chrome_json import CHUNK, ChromeTrace, ns_of, open_stream
@@ -128,6 +128,7 @@ def test_damage_in_the_middle_costs_one_event(whole: str, broken: str, indent: i
     assert trace.lost == "t.json is damaged in 1 place: what stands there is left out, and the rest was read"
 
 
+@example(at=2097, junk=b"]")
 @given(at=st.integers(20, 3000), junk=st.sampled_from([b"\0", b'"', b"{", b"}", b"]", b"\xff", b",,", b"\\"]))
 @settings(max_examples=60)
 def test_no_damage_breaks_the_reader_or_goes_unsaid(at: int, junk: bytes) -> None:
