@@ -48,7 +48,7 @@ def run_rank(rank: int, spool: str, tokens: int, factor: float, meets: Barrier) 
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("share", "factor"), [(1.6, 1.0), (0.5, 2.0)], ids=["long sequences", "slow, and short ones"])
+@pytest.mark.parametrize(("share", "factor"), [(1.6, 1.0), (0.5, 2.6)], ids=["long sequences", "slow, and short ones"])
 def test_from_a_step_to_the_verdict(share: float, factor: float, tmp_path: Path) -> None:
     spool, store_root = tmp_path / "spool", tmp_path / "store"
     own = [round(share * TOKENS) if rank == ODD else TOKENS for rank in range(RANKS)]
@@ -81,4 +81,4 @@ def test_from_a_step_to_the_verdict(share: float, factor: float, tmp_path: Path)
             check_evidence(store, one.evidence)
     assert any("compared per token" in one.reason for one in found.abstained if one.signal == SIGNAL)
     assert [one.ranks for one in accused] == ([(ODD,)] if factor > 1 else [])
-    assert all(1.5 < one.ratio < 2.5 for one in accused)
+    assert all(2.0 < one.ratio < 3.2 for one in accused)
