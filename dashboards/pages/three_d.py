@@ -7,7 +7,7 @@ from dash.development.base_component import Component
 
 from ...collectors.reading.store import Attempt
 from ..components import Rendered, controls, data, select, utc
-from ..scene.data import JUDGED_WITHIN_S, incidents_of, moment_before_end, scene_of, snapshot_of
+from ..scene.data import incidents_of, moment_before_end, scene_of, snapshot_of, wait_for_verdict_s
 from ..shell import job_controls
 from ..verdicts import hang_of, straggler_banner, verdict_banner, wait_behind
 from ..view import View
@@ -71,7 +71,7 @@ def _moments_key(bench: Workbench, attempt: Attempt) -> str:
 def body(view: View, bench: Workbench) -> Rendered:
     """The verdict, and the picture with all that stands around it (assets/scene_7_view.js)."""
     attempt = bench.attempt(view)
-    latest = hang_of(bench, attempt, view.moment, wait_s=JUDGED_WITHIN_S)
+    latest = hang_of(bench, attempt, view.moment, wait_s=wait_for_verdict_s(attempt))
     verdict = verdict_banner(latest)
     banners, awaited = [verdict.banner], verdict.awaited
     if view.moment is None:  # who is slow is judged by all steps, not by one moment

@@ -36,8 +36,8 @@ MOST_TOLD = 1024
 what so many have in flight, and their groups, are 40 to 70 kB compressed."""
 
 JUDGED_WITHIN_S = 1.0
-"""The page waits so long for the first verdict: painted before it, the picture has to be painted again. That of a
-larger job takes longer, and its page opens with what each rank is in."""
+"""The page of a job of up to `MOST_TOLD` ranks waits so long for the first verdict: painted before it, the picture has
+to be painted again. That of a larger job takes longer, and its page opens at once with what each rank is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ def choose_scene(view: View, snapshot: Snapshot, *, is_accused: bool) -> SceneCh
         raise UsageError(f"The run has no rank {view.rank}: it has {len(ranks)} ranks.")
     around = view.around or ("all" if len(ranks) <= SHOW_ALL_RANKS or not is_accused else "involved")
     return SceneChoice(view.rank, axis, around, view.moment)
+
+
+def wait_for_verdict_s(attempt: Attempt) -> float:
+    """How long the page waits for the first verdict on an attempt before it opens without one, seconds."""
+    return JUDGED_WITHIN_S if (attempt.world_size or 0) <= MOST_TOLD else 0.0
 
 
 def snapshot_of(bench: Workbench, attempt: Attempt, moment_ns: int | None) -> Snapshot:

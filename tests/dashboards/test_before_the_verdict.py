@@ -111,7 +111,7 @@ def test_the_picture_shows_what_is_being_judged_and_then_the_verdict(
 
 
 def test_the_page_opens_before_the_verdict_and_says_so(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(three_d, "JUDGED_WITHIN_S", 0.0)
+    monkeypatch.setattr(scene_data, "JUDGED_WITHIN_S", 0.0)
     hang_of(held.bench, held.attempt, wait_s=0)
     assert held.looked.wait(30)
     first = three_d.body(View(), held.bench)
@@ -125,6 +125,11 @@ def test_the_page_opens_before_the_verdict_and_says_so(held: Held, monkeypatch: 
     second = three_d.body(View(), held.bench)
     assert "Rank 37" in str(second.banner)
     assert "&verdict='" not in str(second.children), "the picture is asked for again"
+
+
+@pytest.mark.parametrize(("ranks", "wait_s"), [(8, 1.0), (1024, 1.0), (1025, 0.0), (12_288, 0.0), (None, 1.0)])
+def test_only_the_page_of_a_job_that_is_judged_soon_waits_for_it(ranks: int | None, wait_s: float) -> None:
+    assert scene_data.wait_for_verdict_s(Attempt("run", 0, world_size=ranks)) == wait_s
 
 
 def test_a_chosen_rank_is_told_before_the_verdict(held: Held) -> None:
