@@ -21,6 +21,7 @@ class Format(StrEnum):
     KINETO = "kineto"
     MEGATRON_LOG = "megatron-log"
     MEGATRON_JSON = "megatron-json"
+    DEEPSPEED_LOG = "deepspeed-log"
 
 
 @dataclass(frozen=True, slots=True)

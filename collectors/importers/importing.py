@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ...profiler.errors import FormatError, MegascopeError, UsageError
 from .bytedance.bytedance import ByteDanceTrace
+from .deepspeed_log import DeepSpeedLog
 from .hostile import plain_name
 from .imported import Format, Progress, Report, Source, no_progress
 from .intake import LONGEST_NAME, intake
@@ -94,6 +95,8 @@ def open_source(format: Format, paths: Sequence[Path], layout: Path | None, dept
         others = [one for one in others if one != trace.layout]
     elif format is Format.MEGATRON_LOG:
         source = MegatronLog(path)
+    elif format is Format.DEEPSPEED_LOG:
+        source = DeepSpeedLog(path)
     else:
         source = MegatronCurves(path)
     source.others += [plain_name(one) for one in others]

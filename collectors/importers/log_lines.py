@@ -113,16 +113,19 @@ def _take_other(log: Log, line: str, deepspeed: list[Iteration]) -> None:
             deepspeed.append(Iteration(step, None, ns_of_seconds(number(found[3])), loss=number(found[2])))
     elif "datetime:" in line:
         mark = _MARK.search(line)
-        log.begin_ns = log.begin_ns if mark is None else _moment(mark[1])
+        log.begin_ns = log.begin_ns if mark is None else told_moment(mark[1])
     elif line.startswith("using world size:"):
         digits = re.findall(r"world size: (\d+)", line)
         log.world_size = (whole(digits[0], INT32) or None) if digits else None
     elif "time across ranks" in line:
         log.across_ranks = True
     else:
-        for pattern, reason in _ENDED:
-            if pattern.search(line):
-                log.ended = reason
+        log.ended = how_it_ended(line) or log.ended
+
+
+def how_it_ended(line: str) -> str | None:
+    """What a line says of the end of the job, None for nothing."""
+    return next((reason for pattern, reason in reversed(_ENDED) if pattern.search(line)), None)
 
 
 def _iteration(found: re.Match[str], line: str) -> Iteration | None:
@@ -130,25 +133,26 @@ def _iteration(found: re.Match[str], line: str) -> Iteration | None:
     step = whole(found[1])
     if step is None:
         return None
-    told = dict(_fields(found[3]))
+    told = dict(fields_of(found[3]))
     elapsed = number(told.get("elapsed time per iteration (ms)"))
     samples = number(told.get("global batch size"))
     stamp = _STAMP.search(line)
     return Iteration(
         step=step,
         of=whole(found[2]),
-        duration_ns=_ns(elapsed, 1e6),
-        end_ns=None if stamp is None else _moment(stamp[1]),
+        duration_ns=ns_of(elapsed, 1e6),
+        end_ns=None if stamp is None else told_moment(stamp[1]),
         loss=number(told.get("lm loss", told.get("loss"))),
         grad_norm=number(told.get("grad norm")),
         learning_rate=number(told.get("learning rate")),
-        samples=_count(samples),
-        skipped=_count(number(told.get("number of skipped iterations"))) or 0,
-        nans=_count(number(told.get("number of nan iterations"))) or 0,
+        samples=count_of(samples),
+        skipped=count_of(number(told.get("number of skipped iterations"))) or 0,
+        nans=count_of(number(told.get("number of nan iterations"))) or 0,
     )
 
 
-def _fields(text: str) -> Iterator[tuple[str, str]]:
+def fields_of(text: str) -> Iterator[tuple[str, str]]:
+    """Key and value of each ``key: value`` between bars."""
     for part in text.split("|"):
         key, colon, value = part.rpartition(":")
         if colon:
@@ -157,10 +161,10 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
 
 def _timers(text: str) -> Iterator[tuple[str, int | None]]:
     """Timers in ns; one of 0.00 did not run or was not measured: nobody can tell, so it is None."""
-    for name, value in _fields(text):
+    for name, value in fields_of(text):
         took = number(value)
         if took is not None and name:
-            yield name, _ns(took, 1e6) if took > 0 else None
+            yield name, ns_of(took, 1e6) if took > 0 else None
 
 
 def number(text: str | None) -> float | None:
@@ -176,18 +180,20 @@ def number(text: str | None) -> float | None:
 
 def ns_of_seconds(value: float | None) -> int | None:
     """Seconds in whole ns; None for what is no length of anything."""
-    return _ns(value, 1e9)
+    return ns_of(value, 1e9)
 
 
-def _ns(value: float | None, unit_ns: float) -> int | None:
+def ns_of(value: float | None, unit_ns: float) -> int | None:
+    """A length in units of ``unit_ns``, in whole ns; None for what is no length of anything."""
     return round(value * unit_ns) if value is not None and 0 <= value * unit_ns <= LONGEST_NS else None
 
 
-def _count(value: float | None) -> int | None:
+def count_of(value: float | None) -> int | None:
+    """A number of samples or iterations; None for what is none."""
     return int(value) if value is not None and 0 <= value < MOST else None
 
 
-def _moment(text: str) -> int | None:
+def told_moment(text: str) -> int | None:
     """As `moment_ns`; None for a date that the calendar does not have, and one before 1970."""
     try:
         found = moment_ns(text)

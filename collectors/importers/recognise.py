@@ -15,6 +15,10 @@ LOOKED_AT = 1 << 20
 """Bytes from the beginning of a file that its format is told by."""
 
 _LOG = re.compile(rb"\biteration\s+\d+/\s*\d+\s*\||-- arguments --|\bsteps: \d+ loss: \S+ iter time")
+_DEEPSPEED = re.compile(
+    rb"\[logging\.py:\d+:log_dist\]|\[timer\.py:\d+:stop\]|\btime \(ms\) \| (?:fwd|(?:fwd|forward)_microstep):|"
+    rb"\[Rank 0\] step=\d+, skipped=\d+,|/global_step=\d+, RunningAvgSamplesPerSec="
+)
 _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 
@@ -60,4 +64,6 @@ def _by_content(data: bytes) -> Format | None:
         return Format.KINETO
     if text[:1] == b"{" and b'"iteration-time"' in text:
         return Format.MEGATRON_JSON
-    return Format.MEGATRON_LOG if _LOG.search(text) else None
+    if _LOG.search(text):
+        return Format.MEGATRON_LOG
+    return Format.DEEPSPEED_LOG if _DEEPSPEED.search(text) else None

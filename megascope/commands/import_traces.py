@@ -24,7 +24,10 @@ def import_traces(
     to: Annotated[Path, Parameter(help="Folder of the store to write to; made if it does not exist.")],
     run: Annotated[str | None, Parameter(help="Name of the run; from the trace by default.")] = None,
     format: Annotated[
-        str | None, Parameter(help="bytedance, kineto, megatron-log or megatron-json; told by the content by default.")
+        str | None,
+        Parameter(
+            help="bytedance, kineto, megatron-log, megatron-json or deepspeed-log; told by the content by default."
+        ),
     ] = None,
     layout: Annotated[
         Path | None, Parameter(help="File with the sizes of the axes; the one beside the trace by default.")
