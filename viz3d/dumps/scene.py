@@ -94,7 +94,10 @@ def _state(
         if group in mixed and group not in known:
             continue
         issued = last.get(group, 0) if group in mixed else max(last.get(group, 0), dump.enqueued.get(group, 0))
-        done = dump.completed.get(group, 0) if group not in mixed else dump.seen_completed.get(group, 0)
+        shown = dump.seen_completed.get(
+            group, 0
+        )  # the status may lag: gloo's threads write it as they end, in any order
+        done = max(dump.completed.get(group, 0), shown) if group not in mixed else shown
         done = min(done, first[group] - 1) if group in first else done
         progress[_id_of(group)] = (issued, done)
     return RankState(dump.rank, moment_ns, flights=tuple(flights), progress=progress)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 
 from ..graph import build_graph
 from ..mismatch import Root
 from ..states import Snapshot
 from ..verdict import Abstention, CulpritKind, GroupName, State, listed
+from .circles import may_be_steps_apart, one_may_have_made
 from .facts import Dump, DumpFolder
 from .given_up import GLOO, Doubt, doubts
 from .scene import mixed_groups
@@ -26,13 +26,14 @@ NO_ANSWER = 0.45
 """Confidence in a rank that others wait for, or failed for want of, and that alone left no dump; and in each of those
 of which one is in the right operation."""
 
-MOST_KINDS = 5
-"""Orders of more kinds of groups are not tried."""
-
 DID_NOT_ANSWER = "the other ranks left a dump, and it did not: it is gone, stopped, or does not let its threads run"
 EITHER = (
     "ranks that wait for each other are in different operations: one of them left out a call, made another one or took "
     "it late, and dumps of gloo do not tell which"
+)
+STEPS_APART = (
+    "ranks that wait for each other are in different operations: some of them take these in another order, or whole "
+    "replicas are in another step than the others, and dumps do not tell which"
 )
 
 
@@ -79,7 +80,7 @@ def weigh(
         return Weighed(state, (), (Abstention("dumps", reason),))
     why = "all have joined, and nothing tells why it does not complete"
     if unlike := [root for root in still if root.is_suspicion and _differ(root, snapshot)]:
-        still, why = unlike, EITHER  # who is idle beside them may wait for them
+        still, why = unlike, _why_unlike(unlike, snapshot)  # who is idle beside them may wait for them
     elif any(root.is_suspicion for root in still):
         why = "more than one rank may have been the first to stop, and nothing tells which"
     elif any(root.kind in IDLE for root in still):
@@ -93,13 +94,16 @@ def weigh(
 
 
 def _as_told(root: Root, dumps: Mapping[int, Dump], snapshot: Snapshot) -> Root:
-    """What a root of gloo's dumps comes to, in which less is recorded.
+    """What a root comes to by what is recorded: less in gloo's dumps. Of NCCL's only a circle of more than two ranks is
+    doubted, in which whole replicas may be in another step.
 
     A rank that is in what others are done with is not stuck on its device: those may have given it up. Where all that
     differ are named for want of a majority, one of them is right, and the dumps do not tell which.
     """
     if not any(_is_gloo(dumps.get(rank)) for rank in root.ranks):
-        return root
+        is_open = root.kind == CulpritKind.ORDER_INVERSION and len(root.ranks) > 2
+        if not (is_open and may_be_steps_apart(root.ranks, snapshot)):
+            return root
     if root.kind == CulpritKind.DEVICE_STUCK:
         why = f"{root.why}, or has given it up: gloo does not tell which"
         return replace(root, kind=CulpritKind.LIBRARY, confidence=MAY_WAIT, why=why)
@@ -110,9 +114,9 @@ def _as_told(root: Root, dumps: Mapping[int, Dump], snapshot: Snapshot) -> Root:
 
 def _differ(root: Root, snapshot: Snapshot) -> bool:
     """Whether ranks are named because they are in different operations and nothing tells who is in the right one: all
-    that are seen in a group's operation, or a circle that any one of them may have made."""
+    that are seen in a group's operation, or a circle that one of them may have made, or a replica in another step."""
     if root.kind == CulpritKind.ORDER_INVERSION:
-        return _one_may_have_made(root.ranks, snapshot)
+        return one_may_have_made(root.ranks, snapshot) or may_be_steps_apart(root.ranks, snapshot)
     if root.kind != CulpritKind.MISMATCH or root.group is None:
         return False
     seen = {
@@ -123,26 +127,11 @@ def _differ(root: Root, snapshot: Snapshot) -> bool:
     return seen <= set(root.ranks)
 
 
-def _one_may_have_made(circle: Sequence[int], snapshot: Snapshot) -> bool:
-    """Whether there is an order of the groups in which at most one rank of a circle is out of order, that is in an
-    operation that comes after the one in which it is missed: it may have left that out."""
-    states = [snapshot.states[rank] for rank in circle if rank in snapshot.states]
-    found: set[tuple[int, str, str]] = set()
-    for waiter in states:
-        for one in waiter.flights:
-            name = snapshot.groups.get(one.group or 0)
-            missed = [] if name is None else [state for state in states if state.rank in name.ranks]
-            for state in missed:
-                if name is not None and state.issued(one.group or 0) < (one.sequence or 0):
-                    own = {snapshot.groups[flight.group].kind for flight in state.flights if flight.group is not None}
-                    found |= {(state.rank, kind, name.kind) for kind in own}
-    kinds = {kind for _, *pair in found for kind in pair}
-    if len(kinds) > MOST_KINDS:
-        return True
-    ahead = (
-        {rank for rank, own, missed in found if order.index(own) > order.index(missed)} for order in permutations(kinds)
-    )
-    return min(len(ranks) for ranks in ahead) <= 1
+def _why_unlike(roots: Sequence[Root], snapshot: Snapshot) -> str:
+    """What is said of ranks that differ: who is in the wrong operation, or in the wrong step, as far as is open."""
+    order = [root.ranks for root in roots if root.kind == CulpritKind.ORDER_INVERSION]
+    apart = len(order) == len(roots) and not any(one_may_have_made(ranks, snapshot) for ranks in order)
+    return STEPS_APART if apart else EITHER
 
 
 def _needs_a_thread(dumps: Mapping[int, Dump]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,83 @@ def test_two_orders_of_two_groups_are_made_by_two_ranks_at_least(tmp_path: Path)
     verdict = verdict_of(circle({0: "t", 1: "d", 2: "d", 3: "t"}), tmp_path)
     assert verdict.verdict == State.HANG
     assert [(one.ranks, str(one.kind)) for one in verdict.culprits] == [((0, 1, 2, 3), "order-inversion")]
+
+
+def evaluates(kind: type[Job], sides: dict[int, str]) -> Job:
+    """Pipeline 4, data 2. After three steps ranks reduce over dp (d), as each step does first, or over the world (w),
+    as each evaluation does, of which there was one after the second step."""
+    pairs = {f"d{stage}": ("dp", (2 * stage, 2 * stage + 1)) for stage in range(4)}
+    pipes = {f"p{replica}": ("pp", tuple(range(replica, 8, 2))) for replica in range(2)}
+    job = kind({"w": ("world", tuple(range(8))), **pairs, **pipes})
+    for rank, side in sides.items():
+        pair = f"d{rank // 2}"
+        job.calls[rank] = [Call(pair, 1), Call("w", 1), Call(pair, 2), Call("w", 2), Call("w", 3), Call(pair, 3)]
+        held = [("w", 5)] if side == "w" else [(pair, 4), (pair, 5)]  # two buckets
+        job.calls[rank] += [Call("w", 4), *(Call(group, number, done=False) for group, number in held)]
+    return job
+
+
+STEPS = {rank: "w" if rank % 2 else "d" for rank in range(8)}
+"""Replica 1 has run its last step twice, and evaluates again where the others go on."""
+
+
+@pytest.mark.parametrize("kind", [GlooJob, Job])
+def test_a_replica_in_another_step_is_not_told_from_another_order(kind: type[Job], tmp_path: Path) -> None:
+    verdict = verdict_of(evaluates(kind, STEPS), tmp_path)
+    assert verdict.verdict == State.INCONCLUSIVE
+    assert [(one.ranks, str(one.kind)) for one in verdict.culprits] == [(tuple(range(8)), "order-inversion")]
+    assert verdict.culprits[0].confidence < 0.5
+    assert "whole replicas are in another step" in " ".join(one.reason for one in verdict.abstained)
+
+
+@pytest.mark.parametrize("group", ["dp", "tp"])
+def test_replicas_may_run_along_either_axis(group: str, tmp_path: Path) -> None:
+    """All ranks of one group of tp (or of dp) are in the group of all, the others in dp (tp)."""
+    last = {0: "d", 1: "d", 2: "w", 3: "w"} if group == "dp" else {0: "t", 1: "w", 2: "t", 3: "w"}
+    verdict = verdict_of(circle(last), tmp_path)
+    assert verdict.verdict == State.INCONCLUSIVE
+    assert [one.ranks for one in verdict.culprits] == [(0, 1, 2, 3)]
+
+
+def test_ranks_of_one_replica_in_different_operations_are_in_another_order(tmp_path: Path) -> None:
+    """Of each pair over tp, which lies inside a replica, one is in the group of all."""
+    verdict = verdict_of(circle({0: "d", 1: "w", 2: "w", 3: "d"}), tmp_path)
+    assert verdict.verdict == State.HANG
+    assert [(one.ranks, str(one.kind)) for one in verdict.culprits] == [((0, 1, 2, 3), "order-inversion")]
+
+
+def test_stages_of_one_replica_in_different_operations_are_in_another_order(tmp_path: Path) -> None:
+    """As in another step, but in the last two stages it is the other replica."""
+    verdict = verdict_of(evaluates(GlooJob, {**STEPS, 4: "w", 5: "d", 6: "w", 7: "d"}), tmp_path)
+    assert verdict.verdict == State.HANG
+    assert [str(one.kind) for one in verdict.culprits] == ["order-inversion"]
+
+
+def test_a_group_that_runs_across_replicas_does_not_bind_them(tmp_path: Path) -> None:
+    """Experts are spread over two replicas: their group lies in that over dp, and runs across replicas as that does."""
+    groups = {"w": ("world", (0, 1, 2, 3)), "d": ("dp", (0, 1, 2, 3)), "e0": ("ep", (0, 1)), "e1": ("ep", (2, 3))}
+    job = GlooJob({**groups, "t0": ("tp", (0, 2)), "t1": ("tp", (1, 3))})
+    for rank in range(4):
+        held = "w" if rank in (1, 3) else f"e{rank // 2}"
+        job.calls[rank] = [Call(name, 1) for name in ("w", "d", f"e{rank // 2}", f"t{rank % 2}")]
+        job.calls[rank].append(Call(held, 2, done=False))
+    assert verdict_of(job, tmp_path).verdict == State.INCONCLUSIVE
+
+
+class LateStatus(GlooJob):
+    """The count of what completed is written by several threads: here rank 2's lags behind what its entries show."""
+
+    def value(self, rank: int) -> dict[str, Any]:
+        """The plain values of one rank's dump."""
+        value = super().value(rank)
+        for status in value["pg_status"].values() if rank == 2 else ():
+            status["last_completed_collective"] = max(status["last_completed_collective"] - 2, -1)
+        return value
+
+
+def test_a_count_that_lags_behind_the_entries_hides_no_circle(tmp_path: Path) -> None:
+    verdict = verdict_of(evaluates(LateStatus, STEPS), tmp_path)
+    assert [one.ranks for one in verdict.culprits] == [tuple(range(8))]
 
 
 def test_of_more_the_majority_tells(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ def circle() -> Job:
     return job
 
 
+def apart(library: type[Job] = Job) -> Job:
+    """Replica 1 over dp has come to the group of all, and replica 0 to dp: the one may be a step behind the other."""
+    job = new_job(library)
+    for rank in range(WORLD):
+        job.calls[rank].append(Call("world" if rank % 4 > 1 else of("dp", rank), 4, done=False))
+    return job
+
+
 def messages() -> Job:
     """The ranks of each pair over pp wait for a message of each other."""
     job = new_job()
@@ -110,6 +118,10 @@ CASES = {
     "device": Case(held_device, {((1,), CulpritKind.DEVICE_STUCK)}),
     "joined": Case(together, {(tuple(range(WORLD)), CulpritKind.NETWORK)}, State.INCONCLUSIVE),
     "order": Case(circle, {((0, 1, 2, 3), CulpritKind.ORDER_INVERSION)}),
+    "steps": Case(apart, {(tuple(range(WORLD)), CulpritKind.ORDER_INVERSION)}, State.INCONCLUSIVE),
+    "steps of gloo": Case(
+        lambda: apart(GlooJob), {(tuple(range(WORLD)), CulpritKind.ORDER_INVERSION)}, State.INCONCLUSIVE
+    ),
     "messages": Case(messages, {((rank, rank + 4), CulpritKind.P2P_CYCLE) for rank in range(4)}),
     "gloo": Case(lambda: cascade(GlooJob), {((5,), CulpritKind.HOST_STUCK)}, State.INCONCLUSIVE),
 }
