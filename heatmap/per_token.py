@@ -27,6 +27,9 @@ from .verdict import Abstention, Pattern
 
 SIGNAL = "tokens"
 
+UNEQUAL = "ranks were given unequally many"
+"""How the note begins that tokens differ."""
+
 FIXED_SHARE = 0.25
 """Share of the time at the peers' number of tokens that may be there whatever the number: launches, weights read."""
 
@@ -217,7 +220,7 @@ class UnequalTokens:
                 else "but times may contain waiting that was not recorded, and were not compared per token"
             )
             reason = (
-                f"ranks were given unequally many, from x{ratios[least]:.2f} (rank {ranks[least]}) to "
+                f"{UNEQUAL}, from x{ratios[least]:.2f} (rank {ranks[least]}) to "
                 f"x{ratios[most]:.2f} (rank {ranks[most]}) of their peers' in the median step: {how}"
             )
             notes.append(Abstention(SIGNAL, reason))

@@ -111,6 +111,14 @@ def load_rank_tokens(
     return RankTokens(each, beside, varies, tuple(sorted(untold)), holds)
 
 
+def load_told(store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray, width: int) -> FloatArray | None:
+    """Tokens of ranks in columns of ``width`` steps, mean per timed step, [R, C]: NaN where a rank has not told them
+    (`WELL_TOLD`), or had none; None where nobody tells."""
+    if not _is_told(store, attempt, steps):
+        return None
+    return np.asarray(_load(store, attempt, ranks, steps, width)[0], np.float64)
+
+
 def _is_told(store: Store, attempt: Attempt, steps: IntArray) -> bool:
     """Whether anybody tells, by three steps each of the first, the middle and the last column.
 
@@ -129,7 +137,8 @@ def _load(store: Store, attempt: Attempt, ranks: IntArray, steps: IntArray, widt
         f"""SELECT rank, step // {width} * {width} AS step,
                 CASE WHEN {WELL_TOLD} THEN avg(rank_tokens)::DOUBLE END AS tokens,
                 count(rank_tokens)::DOUBLE / count(*) AS told
-            FROM steps WHERE NOT coalesce(shadow, false) GROUP BY rank, 2
+            FROM steps WHERE step BETWEEN {int(steps[0])} AND {int(steps[-1]) + width - 1}
+            AND NOT coalesce(shadow, false) GROUP BY rank, 2
             HAVING min(rank_tokens) >= 0 AND sum(rank_tokens) > 0""",
         attempt=attempt,
     )

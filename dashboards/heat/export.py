@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from ...collectors.reading.store import Attempt
+from ...heatmap.peers import row_median
 from ...heatmap.source import Source, choose_source
 from ...profiler.errors import UsageError
 from ...profiler.vocabulary import stage_axis
@@ -18,6 +19,7 @@ from .data import HeatChoice, choose, matrix_of, placement_of, rows_of
 from .percentiles import PERCENTILES
 from .rows import IntArray, host_names, per_rank, planes_of
 from .times import time_sql
+from .tokens import spread_of
 from .transfers import TRANSFER, transfer_sql
 
 EXPORTED_CELLS = 2_000_000
@@ -28,21 +30,26 @@ def heat_csv(bench: Workbench, attempt: Attempt, view: View) -> bytes:
     """The shown cells in the order of the rows, from the threshold on if there is one.
 
     Columns: rank, host, one an axis, step (of rollups the first of its window; where spans belong to no step, the
-    number of a part of time), value, peers, ratio, z. Of hosts by GPUs a row a rank: instead of the step, the worst
-    ratio and its step. Raises UsageError beyond `EXPORTED_CELLS`.
+    number of a part of time), value, peers, ratio, z; and, where ranks had unequally many tokens, how many
+    over their peers'. Of hosts by GPUs a row a rank: instead of the step, the worst ratio and its step, and the median
+    of its tokens. Raises UsageError beyond `EXPORTED_CELLS`.
     """
     choice, placement = choose(view, bench, attempt), placement_of(bench, attempt)
     matrix = matrix_of(bench, attempt, choice)
     rows = rows_of(matrix, placement, choice).rows
     planes, ranks = planes_of(matrix, rows), matrix.ranks[rows]
+    spread = spread_of(bench, attempt, choice, matrix)
+    beside = None if spread is None else spread.beside[rows]
     if choice.is_by_hosts:
         numbers, worst = per_rank(planes, choice.show, choice.over)
         steps = np.where(np.isfinite(numbers["worst"]), matrix.steps[worst], -1)
         numbers["worst_ratio"] = numbers.pop("worst")
         more = {"worst_step": pa.array(steps, mask=steps < 0)}
+        numbers |= {} if beside is None else {"tokens": row_median(beside)}
     else:
         ranks, steps = np.repeat(ranks, len(matrix.steps)), np.tile(matrix.steps, len(ranks))
         numbers, more = {name: plane.ravel() for name, plane in planes.items()}, {"step": pa.array(steps)}
+        numbers |= {} if beside is None else {"tokens": beside.ravel()}
     keep = np.ones(len(ranks), bool) if choice.above is None else numbers["ratio"] >= choice.above
     if keep.sum() > EXPORTED_CELLS:
         raise UsageError(

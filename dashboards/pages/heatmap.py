@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -27,6 +29,7 @@ from ..heat.data import (
 from ..heat.export import heat_sql
 from ..heat.rows import ORDERS, groups_of
 from ..heat.segments import SlowestRank, glance_at
+from ..heat.tokens import tokens_note
 from ..heat.transfers import TRANSFER
 from ..shell import job_controls
 from ..verdicts import FIRST_WAIT_S, marks_of, peer_axis, stragglers_of, verdict_banners
@@ -36,6 +39,9 @@ from .page import Page
 
 RANKS_LISTED, CELLS_LISTED = 6, 3
 """Rows of the tables, which stand above the fold at 1280x720."""
+
+TOKENS_WAIT_S = 0.05
+"""How long the picture waits for whether tokens differ, if nothing else is worked out: seldom more than a look."""
 
 SHOWN_BY_P99 = 100
 """From so many steps in a window on, one slow step is not among its slowest hundredth."""
@@ -93,12 +99,16 @@ def body(view: View, bench: Workbench) -> Rendered:
     """The canvas, and the tables that say the same in numbers."""
     attempt = bench.attempt(view)
     steps = steps_of(bench, attempt, view)
+    if view.segment is not None:  # no verdict has a say in the picture, and one that starts first would slow it
+        matrix_of(bench, attempt, choose(view, bench, attempt))
     banners, awaited = verdict_banners(bench, attempt, view, steps=steps)
     # One analysis runs at a time: behind the first verdict there is nothing to wait for.
     glance = glance_at(bench, attempt, steps, wait_s=0.0 if awaited == Awaited.FIRST else FIRST_WAIT_S)
     choice = choose(view, bench, attempt)  # after the verdict and the glance, which it follows
     matrix = matrix_of(bench, attempt, choice)
     verdict = stragglers_of(bench, attempt, steps, wait_s=0).value
+    is_free = awaited == Awaited.NOTHING and not glance.stale
+    tokens = tokens_note(bench, attempt, choice, matrix, wait_s=TOKENS_WAIT_S if is_free else 0.0)
     heat = [
         _ways_out(view, bench, attempt, choice),
         widget(
@@ -115,6 +125,7 @@ def body(view: View, bench: Workbench) -> Rendered:
             _bins(matrix, choice),
             *_single_steps(view, matrix, choice),
         ),
+        *_unequal_tokens(view, tokens),
         hint(
             "Drag: choose steps (Escape: all), wheel: zoom (Shift: rows only, Alt: steps only), Shift+drag: move, "
             "double click: whole picture, click: timeline, Shift+click: 3D. Arrow keys, W, S, 0 do the same.",
@@ -124,7 +135,7 @@ def body(view: View, bench: Workbench) -> Rendered:
     by_segment, more = _by_segment(view, glance)
     side = html.Div([*_tables(view, bench, attempt, choice, matrix), *by_segment], className="side")
     children = html.Div([html.Div(heat), side], className="split")
-    return Rendered(banners, children, max(awaited, more), choice.segment)
+    return Rendered(banners, children, max(awaited, more, _awaited(tokens)), choice.segment)
 
 
 def _ways_out(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice) -> Component:
@@ -179,6 +190,18 @@ def _single_steps(view: View, matrix: Matrix, choice: HeatChoice) -> list[Compon
         return []
     percentile = dcc.Link("99th percentile", href=view.url("/heatmap", metric="p99"), id="heatmap-p99")
     return [" A single slow step hides in the mean of its window: the ", percentile, " of its spans shows it."]
+
+
+def _unequal_tokens(view: View, latest: Latest[str]) -> list[Component]:
+    """That times are not per token, where ranks had unequally many; and a way to what the verdict says of it."""
+    if not latest.value:
+        return []
+    judged = dcc.Link("not judged", href=view.same_job().url("/"), id="heatmap-tokens")
+    return [hint(latest.value, " (", judged, ")")]
+
+
+def _awaited(latest: Latest[Any]) -> Awaited:
+    return Awaited.NOTHING if not latest.stale else Awaited.NEWER if latest.stamp else Awaited.FIRST
 
 
 def _tables(view: View, bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Matrix) -> list[Component]:
@@ -239,7 +262,7 @@ def _cells(view: View, attempt: Attempt, cells: list[dict[str, float]], heads: d
 
 def _by_segment(view: View, latest: Latest[list[SlowestRank]]) -> tuple[list[Component], Awaited]:
     """The segments at which a rank loses the most, each a way to its picture."""
-    awaited = Awaited.NOTHING if not latest.stale else Awaited.NEWER if latest.stamp else Awaited.FIRST
+    awaited = _awaited(latest)
     rows = [
         {
             "segment": dcc.Link(

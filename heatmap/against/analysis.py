@@ -30,6 +30,7 @@ from .compare import (
 from .evidence import gather
 from .result import Against, Change, Place, Slower, Verdict
 from .sides import Loaded, differences, load_side, other_work, same_ranks, same_step, same_work
+from .tokens import GOES_WITH_TOKENS, changed_tokens, not_compared
 from .waiting import with_split
 from .words import sentence_of, statement_of
 
@@ -62,7 +63,9 @@ def compare_runs(
     """
     now, then = load_side(store, attempt, steps), load_side(other_store, other, other_steps)
     shared = pairs(now, then) if same_work(now, then) else []
-    found = [one for pair in shared for one in _changes(pair, now, then, len(shared))]
+    other_tokens = changed_tokens(now, then) if shared else ()
+    left_out = [one.rank for one in other_tokens]
+    found = [one for pair in shared for one in _changes(pair, now, then, len(shared), left_out)]
     step = _step(now, then)
     growth = _growth(now.life, then.life) if step is not None else ()
     every = [one for one in found if one.place in (Place.HOST, Place.RANK) or is_slower(one.change)]
@@ -79,7 +82,7 @@ def compare_runs(
         attempt=attempt.attempt,
         data_age_s=store.data_age_s(attempt),
         verdict=verdict,
-        sentence=sentence_of(verdict, told, len(slower), step, blocking),
+        sentence=sentence_of(verdict, told, len(slower), step, blocking, len(left_out)),
         now=now.said(),
         then=then.said(),
         step=step,
@@ -88,7 +91,7 @@ def compare_runs(
         faster=tuple(replace(one, statement=statement_of(one)) for one in faster[:MAX_FINDINGS]),
         growth=growth,
         differences=differences(now, then),
-        abstained=(*blocking, *_notes(now, then, step, len(slower))),
+        abstained=(*blocking, *not_compared(other_tokens), *_notes(now, then, step, len(slower))),
     )
 
 
@@ -99,12 +102,14 @@ def _told(one: Slower, now: Loaded, then: Loaded, place: int) -> Slower:
     return replace(one, statement=statement_of(one))
 
 
-def _changes(pair: Pair, now: Loaded, then: Loaded, segments: int) -> list[Slower]:
-    """Changes of a segment and its stages, and of ranks and hosts beyond them, slower or faster."""
+def _changes(pair: Pair, now: Loaded, then: Loaded, segments: int, other_tokens: Sequence[int]) -> list[Slower]:
+    """Changes of a segment and its stages, and of ranks and hosts beyond them, slower or faster; not those of ranks
+    that have ``other_tokens`` than then, at what goes with tokens."""
     stages = list(stage_changes(pair, now, then, tried=segments))
     stages = list(stage_changes(pair, now, then, tried=segments * max(len(stages), 1)))
     whole = as_segment(pair.name, pair.kind, stages)
-    return [*whole, *rank_changes(pair, now, then, segments)]
+    left_out = other_tokens if pair.kind in GOES_WITH_TOKENS else ()
+    return [*whole, *rank_changes(pair, now, then, segments, left_out)]
 
 
 def _step(now: Loaded, then: Loaded) -> Change | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,11 +111,11 @@ def is_faster(change: Change) -> bool:
     return change.high < 1.0 and change.ratio <= 1 / MIN_SEGMENT
 
 
-def rank_changes(pair: Pair, now: Loaded, then: Loaded, segments: int) -> list[Slower]:
+def rank_changes(pair: Pair, now: Loaded, then: Loaded, segments: int, left_out: Collection[int] = ()) -> list[Slower]:
     """Ranks that got slower by more than the median change of their stage; those of one host together.
 
     A rank is compared with itself, then with its stage: what is common to all is the segment's change. Needs the same
-    mesh on both sides.
+    mesh on both sides. Ranks that are ``left_out`` are neither compared nor compared with.
     """
     if not same_ranks(now, then):
         return []
@@ -126,9 +126,10 @@ def rank_changes(pair: Pair, now: Loaded, then: Loaded, segments: int) -> list[S
     roles = now.seen.placement.roles(ranks)
     counts = pair.now.count.sum(axis=0)[mine]
     reach = normal_reach(2 * max(len(ranks) * segments, 1))
+    compared = np.isfinite(log) & np.isfinite(error) & ~np.isin(ranks, np.array(sorted(left_out), np.int64))
     found = []
     for stage in np.unique(roles[roles >= 0]):
-        here = np.flatnonzero((roles == stage) & np.isfinite(log) & np.isfinite(error))
+        here = np.flatnonzero((roles == stage) & compared)
         if len(here) < LEAST_PEERS:
             continue
         common = float(np.median(log[here]))

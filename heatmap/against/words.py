@@ -70,9 +70,17 @@ def step_words(step: Change) -> str:
 
 
 def sentence_of(
-    verdict: Verdict, told: Sequence[Slower], found: int, step: Change | None, blocking: Sequence[Abstention]
+    verdict: Verdict,
+    told: Sequence[Slower],
+    found: int,
+    step: Change | None,
+    blocking: Sequence[Abstention],
+    left_out: int = 0,
 ) -> str:
-    """The verdict in one sentence: the first of the findings that are ``told``, and how many more were ``found``."""
+    """The verdict in one sentence: the first of the findings that are ``told``, and how many more were ``found``.
+
+    ``left_out`` ranks could not be compared, as they had other tokens.
+    """
     if verdict == Verdict.INSUFFICIENT:
         reason = blocking[0].reason if blocking else "the steps' times could not be compared"
         return f"Not enough evidence to say whether anything got slower: {reason}."
@@ -80,7 +88,8 @@ def sentence_of(
         return f"Nothing got slower: {step_words(step)}." if step is not None else "Nothing got slower."
     if not told:
         longer = step_words(step) if step is not None else "steps got slower"
-        return f"{longer[0].upper()}{longer[1:]}, and no segment of work that was recorded explains it."
+        apart = f" ({left_out} ranks with other tokens were not compared)" if left_out else ""
+        return f"{longer[0].upper()}{longer[1:]}, and no segment of work that was recorded explains it{apart}."
     worst = statement_of(told[0])
     more = f" {found - 1} more below." if found > 1 else ""
     return f"{worst[0].upper()}{worst[1:]}.{more}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from ...collectors.reading.store import Attempt, Store
 from ...collectors.reading.views import literal
 from ...collectors.verdicts import Abstention, Evidence
 from ...profiler.errors import MegascopeError
+from ..per_token import SIGNAL, UNEQUAL
 from ..stragglers import find_stragglers
 from ..verdict import Outcome
 from .binning import Binned, Cut, binned, columns_of
@@ -98,6 +99,7 @@ def _slow(store: Store, lives: Sequence[Life], steps: Steps) -> tuple[tuple[Slow
         if verdict.verdict == Outcome.INSUFFICIENT:
             reason = f"attempt {number}, {verdict.verdict}: {verdict.sentence()}"
             notes.append(Abstention("stragglers", reason))
+        notes += _unequal_tokens(number, verdict.abstained)
         found += [
             Slow(
                 number, str(one.kind), one.ranks, one.hosts, str(one.cause), one.segment, one.steps, one.ratio,
@@ -106,6 +108,18 @@ def _slow(store: Store, lives: Sequence[Life], steps: Steps) -> tuple[tuple[Slow
             for one in verdict.culprits
         ]  # fmt: skip
     return tuple(found), notes
+
+
+def _unequal_tokens(number: int, abstained: Sequence[Abstention]) -> Iterator[Abstention]:
+    """That the parts of a step are not per token, where the straggler analysis says that tokens differ."""
+    for one in abstained:
+        if one.signal == SIGNAL and one.reason.startswith(UNEQUAL):
+            reason = (
+                f"attempt {number}, of tokens {one.reason}. The parts of a step above are times as they were: a part "
+                f"that grew, or was awaited, may be a rank's longer sequences. Who is slow is from the straggler "
+                f"analysis"
+            )
+            yield Abstention(SIGNAL, reason)
 
 
 def _trend(all_bins: Binned, lives: Sequence[Life]) -> Trend:
