@@ -49,6 +49,17 @@ def supervise(
     max_restarts: Annotated[int, Parameter(help="Restarts in a day; then the run stops.")] = 20,
     max_fences: Annotated[int, Parameter(help="Hosts fenced in a day; then the run stops.")] = 4,
     min_confidence: Annotated[float, Parameter(help="Least confidence of a verdict that fences a host.")] = 0.8,
+    min_lost_share: Annotated[
+        float,
+        Parameter(help="Least share of the step time lost to a host that is replaced without a sign of slowness."),
+    ] = 0.05,
+    stragglers: Annotated[
+        float,
+        Parameter(
+            help="Seconds from one look for stragglers without a sign of slowness to the next; 0: none.",
+            validator=Number(gte=0),
+        ),
+    ] = 600.0,
     skip_data: Annotated[
         bool, Parameter(negative="", help="Pass over a batch at which the job fails again and again.")
     ] = False,
@@ -97,6 +108,7 @@ def supervise(
         max_restarts=max_restarts,
         max_fences=max_fences,
         min_confidence=min_confidence,
+        min_lost_share=min_lost_share,
         skip_data=skip_data,
         roll_back=roll_back,
     )
@@ -120,7 +132,7 @@ def supervise(
             self_check=tuple(shlex.split(self_check)),
             limits=limits,
             thresholds=thresholds,
-            patience=Patience(start_s=first_step_within, stall_s=stalled_after),
+            patience=Patience(start_s=first_step_within, stall_s=stalled_after, stragglers_s=stragglers),
         )
         unused = next_attempt_in(store, default_spool(store))(run)
         supervisor = Supervisor(job, hub, say, unused, lease)

@@ -14,6 +14,8 @@ from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.signs import StepRecord
 from megascope.trainer.supervisor.watching import Watcher
 
+NOBODY_LEFT = "There is no spare."
+
 
 class EndlessError(Exception):
     """The watch went on for longer than a test should take."""
@@ -60,7 +62,7 @@ def watcher(
     observer: Any = FakeObserver(seen or Seen(0))
     return Watcher(
         job(**patience), state, observer, turn, lambda *_: worth, lambda signs: None, lambda: None,
-        clock=lambda: now[0],
+        clock=lambda: now[0], against=lambda _: None if worth else NOBODY_LEFT,
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def beat(rank: int, age_s: float = 0.0, **more: object) -> Beat:
 
 
 def test_a_rank_that_is_slow_for_three_steps_is_told() -> None:
-    slow = [step(number, by_rank_ns={0: 100.0, 1: 101.0, 2: 99.0, 3: 160.0}) for number in range(3)]
+    slow = [step(number, 100.5 / MS, by_rank_ns={1: 101.0, 3: 160.0}) for number in range(3)]
     (sign,) = slow_ranks(slow)
     assert (sign.detector, sign.ranks, sign.step) == (Detector.SLOW_RANK, (3,), 2)
     assert sign.value == pytest.approx(160 / 100.5)
@@ -55,7 +55,7 @@ def test_a_rank_that_is_slow_for_three_steps_is_told() -> None:
 
 
 def test_two_slow_steps_are_not_enough() -> None:
-    slow = [step(number, by_rank_ns={0: 100.0, 1: 100.0, 2: 100.0, 3: 160.0}) for number in range(2)]
+    slow = [step(number, 100 / MS, by_rank_ns={0: 100.0, 1: 100.0, 2: 100.0, 3: 160.0}) for number in range(2)]
     assert slow_ranks([*slow, step(2)]) == []
     assert slow_ranks(slow) == []
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fault_draws import AT
 from benchmarks.fault_jobs import Ran, run_trial
 from benchmarks.fault_settings import SHORT
-from benchmarks.fault_trials import AT, LONGER, MIXED, STEPS, Trial, plan
+from benchmarks.fault_trials import LONGER, MIXED, STEPS, Trial, plan
 from megascope.collectors.reading.store import Store
 from megascope.trainer.launch import preload
 

@@ -7,12 +7,13 @@ import time
 import pytest
 
 from megascope.collectors.incidents.question import Answer
-from megascope.trainer.supervisor import watching
+from megascope.trainer.supervisor import straggling
 from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Trigger
 from megascope.trainer.supervisor.signs import Detector, DeviceReading, Sign, StepRecord
+from megascope.trainer.supervisor.straggling import StragglerInquiry
 from megascope.trainer.supervisor.telling import AGAIN_S, MOST_TOLD, Teller
-from support.watching import EndlessError, ended, trained, watcher
+from support.watching import EndlessError, ended, job, trained, watcher
 
 
 def test_a_job_in_which_all_ends_well_has_finished() -> None:
@@ -72,7 +73,7 @@ class Stragglers:
     asked: list[tuple[str, ...]] = []  # noqa: RUF012
     answer = Answer(None, "no answer", 0.1)
 
-    def __init__(self, verb: str, *more: object) -> None:
+    def __init__(self, verb: str, *more: object, **_: object) -> None:
         self.asked.append((verb, *map(str, more)))
 
     def poll(self) -> Answer:
@@ -94,7 +95,7 @@ def stragglers(monkeypatch: pytest.MonkeyPatch) -> type[Stragglers]:
         "ratio": 3.0,
     }
     monkeypatch.setattr(Stragglers, "answer", Answer({"verdict": "findings", "culprits": [culprit]}, None, 0.1))
-    monkeypatch.setattr(watching, "Question", Stragglers)
+    monkeypatch.setattr(straggling, "Question", Stragglers)
     return Stragglers
 
 
@@ -116,9 +117,9 @@ def test_a_job_that_slows_down_asks_who_it_is(stragglers: type[Stragglers]) -> N
 
 
 def test_later_questions_are_about_where_it_became_slow_and_what_is_newest_in_turns() -> None:
-    watch = watcher(seen=slowed())
-    watch.slow_since, watch.observer.seen.last_step = 42, 400
-    assert [watch._steps_to_ask_about() for _ in range(3)] == ["0:142", "350:400", "0:142"]
+    seen, inquiry = slowed(), StragglerInquiry(job(), 0)
+    inquiry._slow_since, seen.last_step = 42, 400
+    assert [inquiry._steps_by_turns(seen) for _ in range(3)] == ["0:142", "350:400", "0:142"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .policy import Accused
@@ -51,21 +51,38 @@ def _from_hang(culprit: Mapping[str, Any], host: str) -> Accused:
     return Accused(host, float(culprit["confidence"]), blames, reason)
 
 
-def accused_by_stragglers(verdict: Mapping[str, Any]) -> tuple[Accused, ...]:
-    """The hosts of a straggler verdict's accusations of hardware; a link that joins two hosts accuses neither alone."""
-    if verdict.get("verdict") != "findings":
-        return ()
+def accused_by_stragglers(verdict: Mapping[str, Any], least_share: float | None = None) -> tuple[Accused, ...]:
+    """The hosts of a straggler verdict's accusations of hardware; a link that joins two hosts accuses neither alone.
+
+    With ``least_share`` only those to which so much of the step time (0 to 1) is known to be lost.
+    """
     found: dict[str, Accused] = {}
-    for one in _culprits(verdict):
-        hosts = list(dict.fromkeys(one["hosts"]))
-        if one["kind"] not in HARDWARE_KINDS or one["cause"] not in HOST_CAUSES or len(hosts) != 1:
+    for host, one in _of_single_hosts(verdict):
+        if least_share is not None and (one.get("lost_share") is None or one["lost_share"] < least_share):
             continue
         ratio = f" ({one['ratio']:.2f} times its peers)" if one.get("ratio") else ""
         reason = f"{one['cause']} on rank{_ranks(one['ranks'])}{ratio}"
-        accused = Accused(hosts[0], float(one["confidence"]), True, reason)
-        if hosts[0] not in found or found[hosts[0]].confidence < accused.confidence:
-            found[hosts[0]] = accused
+        accused = Accused(host, float(one["confidence"]), True, reason)
+        if host not in found or found[host].confidence < accused.confidence:
+            found[host] = accused
     return tuple(found.values())
+
+
+def lost_shares(verdict: Mapping[str, Any]) -> dict[str, float]:
+    """The largest share of the step time (0 to 1) that is lost to each host it accuses, as far as it is known."""
+    found: dict[str, float] = {}
+    for host, one in _of_single_hosts(verdict):
+        if one.get("lost_share") is not None:
+            found[host] = max(found.get(host, 0.0), float(one["lost_share"]))
+    return found
+
+
+def _of_single_hosts(verdict: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The culprits that accuse hardware of one host, with the host."""
+    for one in _culprits(verdict) if verdict.get("verdict") == "findings" else ():
+        hosts = list(dict.fromkeys(one["hosts"]))
+        if one["kind"] in HARDWARE_KINDS and one["cause"] in HOST_CAUSES and len(hosts) == 1:
+            yield hosts[0], one
 
 
 def network_signs(verdict: Mapping[str, Any]) -> list[Sign]:

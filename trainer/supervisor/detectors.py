@@ -37,14 +37,13 @@ def missed_heartbeats(beats: Sequence[Beat], limits: Thresholds = THRESHOLDS) ->
 
 def slow_ranks(steps: Sequence[StepRecord], limits: Thresholds = THRESHOLDS) -> list[Sign]:
     """Ranks whose step time was over the median of all ranks by the factor, for the last few steps in a row."""
-    recent = [step for step in steps[-limits.slow_steps :] if step.by_rank_ns]
+    recent = [(step, step.duration_ns) for step in steps[-limits.slow_steps :] if step.by_rank_ns]
     if len(recent) < limits.slow_steps:
         return []
     ratios: dict[int, list[float]] = {}
-    for step in recent:
-        median = statistics.median(step.by_rank_ns.values())
+    for step, median in recent:
         for rank, duration_ns in step.by_rank_ns.items():
-            if median > 0:
+            if median is not None and median > 0:
                 ratios.setdefault(rank, []).append(duration_ns / median)
     slow = {
         rank: min(found)

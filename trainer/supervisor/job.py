@@ -35,7 +35,11 @@ class Patience:
     check_s: float = 90.0
     "For a host's self-check."
     ask_every_s: float = 15.0
-    "Between two questions for stragglers."
+    "Between two questions for stragglers while a sign of slowness stands."
+    stragglers_s: float = 600.0
+    "Between two questions for stragglers without a sign; 0: none."
+    unasked_s: float = 60.0
+    "After the first step of an attempt, for the first question without a sign."
     save_s: float = 10.0
     "For a request to save and stop to have come to a rank, from the last step that is in the store on."
     look_s: float = 1.0

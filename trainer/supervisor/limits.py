@@ -21,6 +21,8 @@ class Limits:
     "Hosts fenced for one incident; a verdict that accuses more is taken for a common cause, and fences none."
     min_confidence: float = 0.8
     "Least confidence (0 to 1) of a verdict that fences a host."
+    min_lost_share: float = 0.05
+    "Share of the step time (0 to 1) that has to be lost to a host found slow without a sign for it to be replaced."
     same_step_failures: int = 3
     "Failures in a row in the same step after which the run stops, or skips that step's data where that is allowed."
     backoff_s: float = 5.0
@@ -48,5 +50,7 @@ class Limits:
                 raise UsageError(f"The limit {field.name} is {value}: give 0 or more.")
         if not 0 < self.min_confidence <= 1:
             raise UsageError(f"min_confidence is {self.min_confidence}: give more than 0, at most 1.")
+        if self.min_lost_share > 1:
+            raise UsageError(f"min_lost_share is {self.min_lost_share}: give a share of the step time, 0 to 1.")
         if self.same_step_failures < 1:
             raise UsageError("same_step_failures is 0: give 1 or more.")

@@ -21,6 +21,7 @@ class Detector(StrEnum):
     ECC = "ecc"
     STORAGE = "storage-stall"
     NETWORK = "slow-network"
+    STRAGGLER = "straggler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of the job. ``duration_ns``: median over ranks; ``by_rank_ns``: each rank's own, as far as known.
+    """One step of the job. ``duration_ns``: median over ranks; ``by_rank_ns``: those of the slowest ranks.
 
     What is missing is None. ``first_bad_rank``: the first rank whose loss or gradient norm was not finite.
     """

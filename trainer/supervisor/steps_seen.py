@@ -15,8 +15,8 @@ from .signs import StepRecord
 if TYPE_CHECKING:
     import duckdb
 
-MOST_RANKS_BY_STEP = 4096
-"""Above so many ranks, their own step times are not kept: the median and the slowest are."""
+SLOWEST_KEPT = 64
+"""Of each step the median over ranks is kept, and the own times of so many of its slowest ranks."""
 
 MOST_BEHIND = 20
 """A step that is not told of by all ranks is not waited for once a rank is so many steps further."""
@@ -29,12 +29,13 @@ SELECT rank, step, start_ns, duration_ns, loss, grad_norm, tokens, written_ns FR
 WHERE step > ? AND duration_ns IS NOT NULL"""
 """What is read of table ``steps``: the rows of steps that are not over, or whose metrics may still come."""
 
-_BY_STEP = """
+_BY_STEP = f"""
 SELECT step, median(duration_ns) AS duration_ns, min(start_ns) AS start_ns, count(*) AS ranks,
     max(start_ns + duration_ns) AS end_ns, max(tokens) AS tokens,
     coalesce(arg_min(loss, rank) FILTER (NOT isfinite(loss)), min(loss)) AS loss,
     coalesce(arg_min(grad_norm, rank) FILTER (NOT isfinite(grad_norm)), max(grad_norm)) AS grad_norm,
-    min(rank) FILTER (NOT isfinite(loss) OR NOT isfinite(grad_norm)) AS first_bad_rank, {by_rank} AS by_rank
+    min(rank) FILTER (NOT isfinite(loss) OR NOT isfinite(grad_norm)) AS first_bad_rank,
+    map_from_entries(arg_max((rank, duration_ns), duration_ns, {SLOWEST_KEPT})) AS by_rank
 FROM (SELECT * FROM pending QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY written_ns DESC NULLS LAST) = 1)
 GROUP BY step ORDER BY step"""
 
@@ -66,8 +67,7 @@ class StepsSeen:
     def add(self, rows: pa.Table, world_size: int | None) -> Iterator[tuple[StepRecord, int]]:
         """The steps that are over now, each with its end (UTC, ns), and those over before of which more is known."""
         self._pending = rows if self._pending is None else pa.concat_tables([self._pending, rows])
-        few = (world_size or 0) <= MOST_RANKS_BY_STEP
-        found = self._query(_BY_STEP.format(by_rank="map_from_entries(list((rank, duration_ns)))" if few else "NULL"))
+        found = self._query(_BY_STEP)
         for furthest in self._query(_FURTHEST):
             if self.furthest is None or furthest["step"] > self.furthest:
                 self.furthest, self.furthest_ns = int(furthest["step"]), int(furthest["end_ns"])

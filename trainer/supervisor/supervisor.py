@@ -199,16 +199,22 @@ class Supervisor:
             self._progress,
             lambda: self._is_asked,
             self._note_verdict,
+            lambda accused: self._against(Trigger.SLOW, accused, state),
         ).watch()
 
     def _is_worth(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState) -> bool:
         """Whether anything would be done about hosts that are accused while the job trains."""
+        return self._against(trigger, accused, state) is None
+
+    def _against(self, trigger: Trigger, accused: tuple[Accused, ...], state: AttemptState) -> str | None:
+        """Why nothing would be done about them; None where something would."""
         last = stopped_by(self.job, self.shared.observer.seen)
         in_time = last is not None and last < self.job.steps
         if trigger is not Trigger.DIVERGED and not in_time:
-            return False
+            return "The training is over before it could save and stop."
         case = self.shared.case(trigger, accused, state, self.shared.way_back(trigger))
-        return decide(case, self.history, self.job.limits).action is not Action.WATCH
+        decision = decide(case, self.history, self.job.limits)
+        return decision.reason if decision.action is Action.WATCH else None
 
     def _progress(self) -> None:
         """After a look: whether a recovery is over, and whether the store can be read."""

@@ -8,31 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...collectors.incidents.question import Question
 from ...profiler.exits import exit_words
 from .accusing import accused_by_stragglers, network_signs
 from .attempt import AttemptState
+from .chronic import Chronic
 from .detectors import accuses, device_errors, signs_of
 from .inquiring import HangInquiry, Judged
 from .job import Job
 from .observing import Observer
 from .policy import Accused, Trigger
 from .signs import Detector, Sign
-
-SLOWNESS = frozenset({Detector.SLOW_RANK, Detector.OFF_BASELINE, Detector.THROUGHPUT})
-"""Signs for which stragglers are asked for."""
+from .straggling import SLOWNESS, StragglerInquiry
 
 USAGE = 2
 """Exit code of a rank that cannot use what it was given."""
 
 LEAST_QUIET_S = 5.0
 """A job that made a step later than that ago, or than three usual ones, is not taken for one that stands still."""
-
-STRAGGLER_STEPS = 50
-"""Steps that the question is about: by turns those around the change, from so many before it on, and the newest ones.
-
-Who is slower than its peers shows in any steps; what slowed all of them, as a network does, only against before.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,8 @@ class Alert:
 
 @dataclass(slots=True)
 class Watcher:
-    """Watches one attempt. ``is_worth`` tells whether the policy would do anything about accused hosts.
+    """Watches one attempt. ``is_worth`` tells whether the policy would do anything about accused hosts,
+    ``against`` why nothing would be done about slow ones (None: it would).
 
     ``is_asked`` tells whether somebody wants it to end.
     ``hear`` hears of all signs at every look, ``judged`` of verdicts that were asked for because of them.
@@ -63,20 +56,21 @@ class Watcher:
     progress: Callable[[], None]
     is_asked: Callable[[], bool] = lambda: False
     judged: Callable[[Judged], None] = lambda _: None
-    question: Question | None = None
-    ask_at: float = 0.0
+    against: Callable[[tuple[Accused, ...]], str | None] = lambda _: None
     signs: tuple[Sign, ...] = ()
-    slow_since: int | None = None
-    asked: int = 0
     clock: Callable[[], float] = time.monotonic
     place: tuple[int | None, ...] = ()
     quiet_since: float = 0.0
     looked_at: float = 0.0
     inquiry: HangInquiry = field(init=False)
+    stragglers: StragglerInquiry = field(init=False)
+    chronic: Chronic = field(init=False)
 
     def __post_init__(self) -> None:
-        """One inquiry an attempt."""
+        """One inquiry of each kind an attempt."""
         self.inquiry = HangInquiry(self.job, self.state.number)
+        self.stragglers = StragglerInquiry(self.job, self.state.number, self.clock)
+        self.chronic = Chronic(self.job.limits.min_lost_share, self.against)
 
     def watch(self) -> Alert:
         """Watch until the attempt has ended, or something has to be done about it."""
@@ -96,9 +90,7 @@ class Watcher:
                 if found is not None:
                     return found
         finally:
-            if self.question is not None:
-                self.question.close()
-                self.question = None
+            self.stragglers.close()
             self.inquiry.close()
 
     def _from_nodes(self) -> Alert | None:
@@ -184,42 +176,28 @@ class Watcher:
             accused = tuple(by_host.values())
             if self.is_worth(Trigger.DEVICE_ERROR, accused):
                 return Alert(Trigger.DEVICE_ERROR, broken[0].sentence, accused, signs=self.signs)
-        return self._from_inquiry() or self._from_stragglers(bool(found & SLOWNESS))
+        return self._from_inquiry() or self._from_stragglers()
 
-    def _steps_to_ask_about(self) -> str:
-        last = self.observer.seen.last_step or 0
-        around = last if self.slow_since is None else self.slow_since
-        is_around = self.asked % 2 == 0
-        self.asked += 1
-        if is_around:
-            return f"{max(0, around - STRAGGLER_STEPS)}:{min(last, around + 2 * STRAGGLER_STEPS)}"
-        return f"{max(0, last - STRAGGLER_STEPS)}:{last}"
-
-    def _from_stragglers(self, is_slow: bool) -> Alert | None:
-        if not is_slow:
-            self.slow_since = None
-        elif self.slow_since is None:
-            self.slow_since = self.observer.seen.last_step
-        if self.question is None:
-            if is_slow and time.monotonic() >= self.ask_at:
-                self.ask_at = time.monotonic() + self.job.patience.ask_every_s
-                steps = self._steps_to_ask_about()
-                self.question = Question(
-                    "stragglers", self.job.store, self.job.run, self.state.number, "--steps", steps
-                )
+    def _from_stragglers(self) -> Alert | None:
+        told = self.stragglers.look(self.signs, self.observer.seen)
+        if told is None or told.answer.verdict is None:
             return None
-        answer = self.question.poll()
-        if answer is None:
-            return None
-        self.question = None
-        self.ask_at = time.monotonic() + self.job.patience.ask_every_s
-        if answer.verdict is None:
-            return None
-        self.hear(network_signs(answer.verdict))
-        if not is_slow:
-            return None
-        accused = accused_by_stragglers(answer.verdict)
+        verdict = told.answer.verdict
+        if told.is_due:
+            return self._from_due(verdict)
+        self.hear(network_signs(verdict))
+        accused = accused_by_stragglers(verdict)
         if not accused or not self.is_worth(Trigger.SLOW, accused):
             return None
         slow = next(sign for sign in self.signs if sign.detector in SLOWNESS)
-        return Alert(Trigger.SLOW, slow.sentence, accused, answer.verdict, self.signs)
+        return Alert(Trigger.SLOW, slow.sentence, accused, verdict, self.signs)
+
+    def _from_due(self, verdict: Mapping[str, Any]) -> Alert | None:
+        """What a verdict that was asked for without a sign leads to."""
+        accused, is_open, told = self.chronic.judge(verdict)
+        self.hear(told)
+        if is_open:
+            self.stragglers.ask_again(self.observer.seen)
+        if not accused:
+            return None
+        return Alert(Trigger.SLOW, self.chronic.sentence(verdict, accused), accused, verdict, self.signs)
