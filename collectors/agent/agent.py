@@ -46,8 +46,8 @@ class AgentSettings:
 
     ``lock_patience_s`` is how long an agent waits for another one that serves the same spool to end.
     ``quota_bytes`` None is 20 GiB or a tenth of the disk, whichever is less. ``idle_exit_s`` None runs until a signal.
-    ``stop_grace_s`` is how long ranks that are ending too may still say goodbye after SIGTERM or SIGINT. At ``metrics``
-    Prometheus finds what the last turn saw; None: nowhere.
+    ``stop_grace_s`` is how long ranks that are ending too may still say goodbye after SIGTERM or SIGINT, at most: where
+    none is alive, nothing is waited for. At ``metrics`` Prometheus finds what the last turn saw; None: nowhere.
     """
 
     spool: Path
@@ -62,7 +62,7 @@ class AgentSettings:
     catalog_s: float = 30.0
     quota_bytes: int | None = None
     idle_exit_s: float | None = None
-    stop_grace_s: float = 3.0
+    stop_grace_s: float = 10.0
     lock_patience_s: float = 10.0
     metrics: MetricsAddress | None = None
 

@@ -489,3 +489,56 @@ def test_interrupted_ranks_make_an_interrupted_attempt(
     drain_all(agent())
     assert newest_attempt(store_root).exit_reason == "interrupted"
     assert read_table(store_root, "incidents") == []
+
+
+class Clock:
+    """Stands for the module ``time`` in the agent: a pause passes at once, and ``acts`` happen once they are due."""
+
+    def __init__(self, acts: list[tuple[float, Callable[[], None]]]) -> None:
+        self.passed_s, self._acts = 0.0, acts
+
+    def monotonic(self) -> float:
+        return self.passed_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.passed_s += pause_s
+        while self._acts and self._acts[0][0] <= self.passed_s:
+            self._acts.pop(0)[1]()
+
+
+@pytest.fixture
+def stopped(
+    recorder: Open, agent: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[list[tuple[float, Callable[[Recorder], None]]]], float]:
+    """Tells an agent to end while a rank of it is alive; seconds until it has."""
+
+    def stop(acts: list[tuple[float, Callable[[Recorder], None]]]) -> float:
+        rank = recorder()
+        collective(rank, 1)
+        clock = Clock([(moment, lambda act=act: act(rank)) for moment, act in acts])  # type: ignore[misc]
+        monkeypatch.setattr("megascope.collectors.agent.agent.time", clock)
+        its_agent = agent()
+        its_agent.poll()
+        its_agent._stop.set()
+        its_agent.run()
+        return clock.passed_s
+
+    return stop
+
+
+def test_an_agent_that_is_to_end_waits_for_what_a_living_rank_still_records(
+    stopped: Callable[..., float], store_root: Path
+) -> None:
+    took_s = stopped([(8.0, lambda rank: collective(rank, 2)), (9.0, lambda rank: rank.close("finished"))])
+    assert 9.0 <= took_s < 10.0
+    assert [row["sequence"] for row in read_table(store_root, "events")] == [1, 2]
+    assert newest_attempt(store_root).exit_reason == "finished"
+
+
+def test_an_agent_that_is_to_end_does_not_wait_for_ever(stopped: Callable[..., float], store_root: Path) -> None:
+    assert 10.0 <= stopped([]) < 10.5
+    assert [row["sequence"] for row in read_table(store_root, "events")] == [1]
+
+
+def test_an_agent_that_is_to_end_does_not_wait_for_ranks_that_have_ended(stopped: Callable[..., float]) -> None:
+    assert stopped([(0.0, lambda rank: rank.close("finished"))]) < 0.5
