@@ -65,12 +65,14 @@ lint: setup  ## ruff and mypy --strict, tests included
 
 # Each prints one JSON object; `--help` after `-m benchmarks.NAME` tells what else it can do.
 BENCH ?= recorder collectives collector clocks kills simulator store score whatif hang trainer_stragglers pages
-BENCH_LONG ?= trainer techniques checkpoints trainer_hangs faults
-MEASURE = for name in $(1); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+BENCH_LONG ?= trainer techniques technique_costs checkpoints trainer_hangs faults
+# Faults come five times each, after the first in other steps and to other ranks.
+ARGUMENTS_faults ?= --repeat 5
+MEASURE = $(foreach name,$(1),$(BIN)/python -m benchmarks.$(name) $(ARGUMENTS_$(name)) &&) true
 bench: setup programs  ## Run the benchmarks (BENCH="hang store" runs these alone)
 	$(call MEASURE,$(BENCH))
 
-bench-long: setup programs  ## Run those that train over and over: trainer, techniques, checkpoints, hangs, faults (BENCH_LONG=...)
+bench-long: setup programs  ## Run those that train over and over, some for over an hour (BENCH_LONG="faults trainer" runs these alone)
 	$(call MEASURE,$(BENCH_LONG))
 
 # A browser for the page tests, Java for those of Spark, and a compiler: GPU sampling is tested against a driver library

@@ -124,7 +124,7 @@ def _in_child(trial: Trial, folder: Path, say: Callable[[str], None], settings: 
         )
         supervisor = ProddedSupervisor(job, hub, say)
         logs = {name: _kernel_log(folder, name) for name in nodes}
-        supervisor.prod = Prod(trial.prod, checkpoints, nodes, logs)
+        supervisor.prod = Prod(trial.prod, checkpoints, nodes, logs, trial.at, trial.victim, trial.host)
         outcome = supervisor.run()
         supervisor.prod.mend()
         hub.close()

@@ -15,7 +15,8 @@ import psutil
 
 from megascope.trainer.supervisor.attempt import AttemptState
 
-from .fault_trials import AT, EVERY, FILL, KILL_AS_IT_STARTS
+from .fault_draws import AT
+from .fault_trials import EVERY, FILL, KILL_AS_IT_STARTS
 
 SMALL_DISK_BYTES = 16 * 2**20
 FALLEN_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
@@ -25,16 +26,19 @@ HOLD_S = 20.0
 
 @dataclass(slots=True)
 class Prod:
-    """Acts once, as soon as it is time: where the training has reached the step, or begins for the second time.
+    """Acts once, as soon as it is time: where the training has reached step ``at``, or begins for the second time.
 
-    ``nodes``: process id of each host's agent; ``kernel_logs``: the file that each host's collector reads as its
-    kernel's log.
+    ``victim``, ``host``: the rank and the host that it comes to. ``nodes``: process id of each host's agent;
+    ``kernel_logs``: the file that each host's collector reads as its kernel's log.
     """
 
     name: str
     checkpoints: Path
     nodes: dict[str, int]
     kernel_logs: dict[str, Path]
+    at: int = AT
+    victim: int = 3
+    host: str = "node-1"
     acted_ns: int | None = None
     _mend: Callable[[], None] | None = None
     _mend_at: float = 0.0
@@ -46,10 +50,10 @@ class Prod:
             FILL: self._fill_storage,
             "break-storage": self._break_storage,
             "freeze-host": self._freeze_host,
-            "kill-node-agent": lambda _: os.kill(self.nodes["node-1"], signal.SIGKILL),
+            "kill-node-agent": lambda _: os.kill(self.nodes[self.host], signal.SIGKILL),
             "kill-collector": self._kill_collector,
             "damage-and-kill": self._damage_and_kill,
-            KILL_AS_IT_STARTS: lambda state: os.kill(state.pids[0], signal.SIGKILL),
+            KILL_AS_IT_STARTS: lambda state: os.kill(state.pids[self.victim], signal.SIGKILL),
             "gpu-falls-off": self._gpu_falls_off,
         }
 
@@ -63,8 +67,8 @@ class Prod:
 
     def _is_time(self, state: AttemptState, step: int | None) -> bool:
         if self.name == KILL_AS_IT_STARTS:
-            return state.number == 1 and step is None and 0 in state.pids
-        return step is not None and step >= AT
+            return state.number == 1 and step is None and self.victim in state.pids
+        return step is not None and step >= self.at
 
     def mend(self) -> None:
         """Let storage work again."""
@@ -100,7 +104,7 @@ class Prod:
 
     def _freeze_host(self, _: AttemptState) -> None:
         """Stop every process of a host; they go on when the trial ends, so that none is left over."""
-        node = psutil.Process(self.nodes["node-1"])
+        node = psutil.Process(self.nodes[self.host])
         processes = [node, *node.children(recursive=True)]
 
         def send(number: int) -> None:
@@ -112,12 +116,12 @@ class Prod:
         self._mend, self._mend_at = lambda: send(signal.SIGCONT), float("inf")
 
     def _kill_collector(self, _: AttemptState) -> None:
-        for child in psutil.Process(self.nodes["node-1"]).children():
+        for child in psutil.Process(self.nodes[self.host]).children():
             if "collect" in child.cmdline():
                 child.kill()
 
     def _gpu_falls_off(self, _: AttemptState) -> None:
-        with self.kernel_logs["node-1"].open("a") as file:
+        with self.kernel_logs[self.host].open("a") as file:
             file.write(f"[{time.monotonic():.6f}] {FALLEN_OFF}\n")
 
     def _damage_and_kill(self, state: AttemptState) -> None:
@@ -128,7 +132,7 @@ class Prod:
             content = bytearray(shard.read_bytes())
             content[len(content) // 2] ^= 0xFF
             shard.write_bytes(content)
-        os.kill(state.pids[3], signal.SIGKILL)
+        os.kill(state.pids[self.victim], signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ thing (one trial two, one after the other) and is left alone until the run ends;
 undisturbed run, bit by bit: where batches were passed over, of one that passes over the same ones. The
 supervisor has the settings that `megascope supervise` has without flags, self-checks included; ``--short`` leaves these
 out and is less patient. ``--only`` runs the trials whose name has one of the given words, ``--repeat`` each so many
-times, ``--resume FILE`` keeps results as they come and goes on from there.
+times, ``--resume FILE`` keeps results as they come and goes on from there. The first repetition of each is always the
+same (step 24, one rank); in further ones the step, the rank and, where it may be any, the segment are drawn, with
+``--seed N`` in the first one too. Each result tells the fault that was put in.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import argparse
 import contextlib
 import importlib
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -27,15 +28,16 @@ from megascope.trainer.supervisor.journal import SIGN
 
 from .fault_jobs import CannotBeMadeError, Ran, remove, run_trial
 from .fault_settings import PRODUCT, SHORT, Settings
+from .fault_summary import parts_of, summary
 from .fault_trials import HALT, STEPS, Trial, plan
-from .machine import report
+from .machine import commit, report
 
 TRIES = 2
 """So often a trial is made whose fault does not come to act, as the training was over before."""
 
 
 def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any]:
-    """One trial's result."""
+    """One trial's result. ``first_step``, ``last_step``: the last one done before the first and the last incident."""
     told = ran.report
     incidents = [one for one in told["incidents"] if one["decision"] is not None]
     named, kinds = _named(trial, told["incidents"], incidents)
@@ -48,6 +50,7 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
     times = [one["recovery_s"] for one in incidents if one.get("recovery_s") is not None]
     return {
         "name": trial.name,
+        "fault": trial.put_in,
         "acted": ran.fault_ns is not None or _told_of_loss(trial, incidents),
         "recovered": recovered and bool(passed_over) == trial.rolls_back,
         "culprit_right": _culprit_right(trial, incidents, named, fenced),
@@ -57,6 +60,9 @@ def judged(trial: Trial, ran: Ran, losses: Mapping[int, float]) -> dict[str, Any
         "lost_spans": ran.lost["spans"],
         "lost_steps": None if trial.lost else ran.lost["steps"],  # a host that goes takes what it had not yet written
         "recovery_s": max(times) if times and trial.disturbs else None,
+        **parts_of(incidents),
+        "first_step": incidents[0].get("step") if incidents else None,
+        "last_step": incidents[-1].get("step") if incidents else None,
         "named": sorted(named),
         "kinds": sorted(kinds),
         "fenced": sorted(fenced),
@@ -104,11 +110,17 @@ def tried(
             losses = undisturbed(trial.layout, keep, settings, passed_over)
         return judged(trial, ran, losses), ran
     except CannotBeMadeError as error:
-        return {"name": trial.name, "acted": False, "left_out": str(error), "recovery_s": None}, None
+        return {
+            "name": trial.name,
+            "fault": trial.put_in,
+            "acted": False,
+            "left_out": str(error),
+            "recovery_s": None,
+        }, None
     except RuntimeError as error:
         failed = {"recovered": False, "culprit_right": False, "false_fences": 0, "loss_identical": False}
         failed["kind_right"] = False
-        return {"name": trial.name, **failed, "recovery_s": None, "error": str(error)}, None
+        return {"name": trial.name, "fault": trial.put_in, **failed, "recovery_s": None, "error": str(error)}, None
     finally:
         if keep is None:
             remove(folder)
@@ -141,50 +153,11 @@ def _say(line: str) -> None:
     sys.stderr.write(f"  {line}\n")
 
 
-def chosen(words: Iterable[str]) -> list[Trial]:
-    """The trials whose name has one of the words; all without any word."""
+def chosen(words: Iterable[str], repeats: int = 1, seed: int | None = None) -> list[Trial]:
+    """The trials whose name has one of the words, all without any word; each so many times, one round after another."""
     wanted = list(words)
-    return [trial for trial in plan() if not wanted or any(word in trial.name for word in wanted)]
-
-
-def summary(everything: list[dict[str, Any]]) -> dict[str, Any]:
-    """The keys of the benchmark. Trials whose fault did not come to act, as the training was over, are only counted."""
-    results = [one for one in everything if one.get("acted", True)]
-    times = sorted(one["recovery_s"] for one in results if one["recovery_s"] is not None)
-    judgeable = [one for one in results if one["culprit_right"] is not None]
-    return {
-        "injected": len(results),
-        "not_injected": len(everything) - len(results),
-        "left_out": {one["name"]: one["left_out"] for one in everything if "left_out" in one},
-        "recovered": sum(one["recovered"] for one in results),
-        "culprit_right": sum(one["culprit_right"] for one in judgeable),
-        "culprit_judged": len(judgeable),
-        "kind_right": sum(bool(one.get("kind_right")) for one in results),
-        "kind_judged": sum(one.get("kind_right") is not None for one in results),
-        "false_fences": sum(one["false_fences"] for one in results),
-        "loss_identical": sum(one["loss_identical"] for one in results),
-        "lost_spans": sum(one.get("lost_spans") or 0 for one in results),
-        "lost_steps": sum(one.get("lost_steps") or 0 for one in results),
-        "median_recovery_s": statistics.median(times) if times else None,
-        "worst_recovery_s": times[-1] if times else None,
-        "seconds": round(sum(one.get("seconds", 0.0) for one in everything), 1),
-        "by_trial": {name: _of_trial(name, results) for name in dict.fromkeys(one["name"] for one in results)},
-        "results": everything,
-    }
-
-
-def _of_trial(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """All repetitions of one trial together."""
-    own = [one for one in results if one["name"] == name]
-    times = [one["recovery_s"] for one in own if one["recovery_s"] is not None]
-    counts = {key: sum(bool(one.get(key)) for one in own) for key in ("recovered", "culprit_right", "loss_identical")}
-    return {
-        "injected": len(own),
-        **counts,
-        "median_recovery_s": statistics.median(times) if times else None,
-        "worst_recovery_s": max(times, default=None),
-        "seconds": round(sum(one.get("seconds", 0.0) for one in own), 1),
-    }
+    trials = [trial for number in range(repeats) for trial in plan(seed, number)]
+    return [trial for trial in trials if not wanted or any(word in trial.name for word in wanted)]
 
 
 def main() -> None:
@@ -192,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="Draw step, rank and segment of every fault from it.")
     parser.add_argument("--short", action="store_true", help="Without self-checks, and less patient.")
     parser.add_argument("--minutes", type=float, default=1e9, help="Begin no trial after so long.")
     parser.add_argument("--keep", type=Path, help="Keep what the trials leave in this folder.")
@@ -202,37 +176,39 @@ def main() -> None:
     kept = _read(given.resume)
     if any(one.get("settings", SHORT.name) != settings.name for one in kept):
         raise SystemExit(f"{given.resume} has results under other settings: give another file, or --short as before.")
+    if any(one.get("seed") != given.seed for one in kept if "losses" not in one):
+        raise SystemExit(f"{given.resume} has results of another seed: give another file, or --seed as before.")
     references = {one["layout"]: _by_step(one["losses"]) for one in kept if "losses" in one}
     results = [one for one in kept if "losses" not in one]
     deadline = time.monotonic() + 60 * given.minutes
-    for trial in left_of(chosen(given.only) * given.repeat, results):
+    for trial in left_of(chosen(given.only, given.repeat, given.seed), results):
         if time.monotonic() > deadline:
             break
         if trial.layout not in references:
             references[trial.layout] = _reference(trial.layout, given.keep, settings)
             kept_losses = {"layout": trial.layout, "losses": references[trial.layout]}
             _append(given.resume, {**kept_losses, "settings": settings.name})
-        sys.stderr.write(f"{trial.name}: {trial.fault or trial.prod}\n")
+        sys.stderr.write(f"{trial.name}: {trial.put_in}\n")
         for _ in range(TRIES):
             began = time.monotonic()
             result, _ = tried(trial, references[trial.layout], given.keep, settings)
-            result["settings"] = settings.name
+            result |= {"settings": settings.name, "seed": given.seed, "commit": commit()}
             result["seconds"] = round(time.monotonic() - began, 1)
             results.append(result)
             _append(given.resume, result)
             sys.stderr.write(f"{json.dumps(result)}\n")
             if result.get("acted", True) or "left_out" in result:
                 break
-    report("faults", {**summary(results), "settings": settings.as_json()})
+    report("faults", {**summary(results), "settings": settings.as_json(), "seed": given.seed})
 
 
 def left_of(trials: Iterable[Trial], results: Iterable[Mapping[str, Any]]) -> list[Trial]:
     """The trials of which there is no result yet; one whose fault did not act is none."""
-    done = Counter(one["name"] for one in results if one.get("acted", True))
+    done = Counter((one["name"], one.get("fault")) for one in results if one.get("acted", True))
     left = []
     for trial in trials:
-        if done[trial.name] > 0:
-            done[trial.name] -= 1
+        if done[trial.name, trial.put_in] > 0:
+            done[trial.name, trial.put_in] -= 1
         else:
             left.append(trial)
     return left

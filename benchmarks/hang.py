@@ -3,9 +3,9 @@
 Store: a simulated job of pp 8 x dp 192 x tp 8 in which one rank's device gets stuck while hosts are 20 operations
 ahead. Dumps: a file for each rank of the same world, of 20 operations in flight in groups of 8 and in the world. Each
 is judged in a process of its own, imports not counted, so that its peak of memory is its own. ``exact_by_kind`` is the
-share of hang verdicts with exactly the right kind and ranks, in a campaign of simulated jobs. ``torchfrtrace`` runs
-torch's analyser and this one on such dumps of 64 ranks, and on folders of real dumps: those beside the project, or
-those given with ``--dumps``. It holds nothing where torch has no analyser.
+share of hang verdicts with exactly the right ranks, and of those that also have the right kind, in simulated jobs.
+``torchfrtrace`` runs torch's analyser and this one on such dumps of 64 ranks, and on folders of real dumps: those
+beside the project, or those given with ``--dumps``. It holds nothing where torch has no analyser.
 """
 
 from __future__ import annotations
@@ -168,7 +168,10 @@ def beside(folder: Path) -> dict[str, Any]:
 def exact_by_kind(ranks: int, trials: int) -> dict[str, Any]:
     """Shares of verdicts by how exact they were; per kind, in simulated jobs of so many ranks."""
     found = as_json(score(ranks=ranks, trials=trials * len(OF_HANGS), kinds=OF_HANGS, seeds=SeedSet.REPORT))
-    return {kind: {"trials": one["trials"], "exact": one["exact"]} for kind, one in found["kinds"].items()}
+    return {
+        kind: {"trials": one["trials"], "exact": one["exact"], "right_kind_too": one["recall"]}
+        for kind, one in found["kinds"].items()
+    }
 
 
 def measure(data: int, dumps: Sequence[Path], ranks: int, trials: int) -> dict[str, Any]:

@@ -218,4 +218,9 @@ def judge_dumps(trial: Trial, folder: Path | None) -> dict[str, Any] | None:
         verdict = to_json(diagnose_paths(Sources(dumps=(folder,))).verdict)
     except Exception as error:  # the campaign goes on, and says what went wrong
         return {"right": False, "error": f"{type(error).__name__}: {error}"}
-    return {"files": len(list(folder.glob("_dump_*"))), "right": is_right(trial, verdict), **summary(verdict)}
+    return {
+        "files": len(list(folder.glob("_dump_*"))),
+        "right": verdict["verdict"] in CLAIMS and is_right(trial, verdict),
+        "suspected": is_right(trial, verdict),
+        **summary(verdict),
+    }

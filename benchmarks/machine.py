@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ import psutil
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, cores that this process may use, memory in GiB, load, and versions."""
+    """Commit of the code, CPU model, cores that this process may use, memory in GiB, load, and versions."""
     return {
+        "commit": commit(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -23,6 +25,18 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
     }
+
+
+def commit() -> str | None:
+    """Short hash of what is checked out, with "-dirty" behind it where a tracked file differs; None outside a clone."""
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        told = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() or None
 
 
 def report(name: str, values: Mapping[str, Any]) -> None:

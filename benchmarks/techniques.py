@@ -31,8 +31,9 @@ from megascope.trainer.config import (
 )
 
 TIMEOUT_S = 240.0
-FORWARD_S, BACKWARD_S = 0.03, 0.06
-"""How long a stage pretends to compute a micro-batch: asleep, so that more stages than cores can."""
+FORWARD_S, BACKWARD_S = 0.1, 0.2
+"""How long a stage pretends to compute a micro-batch: asleep, so that more stages than cores can, and so long that the
+milliseconds in which a busy machine wakes a process up do not count."""
 
 BASE = TrainConfig(
     model=ModelConfig(layers=4, width=64, heads=4, sequence=64),
@@ -55,7 +56,10 @@ def _trainer(config: TrainConfig, recorder: Any = None) -> Any:
 
 
 def bubbles() -> dict[str, Any]:
-    """Idle over busy time of four stages that sleep in place of computing, beside the formula."""
+    """Idle over busy time of four stages that sleep in place of computing, beside the formula.
+
+    Smallest, median and largest of the steps after the first.
+    """
     from megascope.trainer.bubble import ideal_bubble
 
     result = {}
@@ -74,7 +78,7 @@ def bubbles() -> dict[str, Any]:
         )
         with TemporaryDirectory() as folder:
             kept = run_ranks(4, lambda c=config, f=folder: _asleep(c, Path(f)), timeout_s=TIMEOUT_S)  # type: ignore[misc]
-            measured = _bubble_of(Path(folder), config.train.steps)
+            measured = _bubbles_of(Path(folder), config.train.steps)
         formula = ideal_bubble(4, chunks, microbatches)
         result[name] = {"formula": formula, "measured": measured, "kept_on_first_stage": kept[0]}
     return result
@@ -115,8 +119,8 @@ def _asleep(config: TrainConfig, spool: Path) -> int:
     return most
 
 
-def _bubble_of(spool: Path, steps: int) -> float:
-    """Of the steps after the first, the median of (first forward to last backward) over mean busy time, less 1."""
+def _bubbles_of(spool: Path, steps: int) -> list[float]:
+    """After the first step: (first forward to last backward) over mean busy time, less 1; least, median, most."""
     bubbles = []
     spans = [list(_compute_spans(path)) for path in sorted(spool.rglob("*.box"))]
     for step in range(1, steps):
@@ -124,7 +128,7 @@ def _bubble_of(spool: Path, steps: int) -> float:
         begun = min(start for each in own for start, _ in each)
         ended = max(start + took for each in own for start, took in each)
         bubbles.append((ended - begun) / statistics.fmean(sum(took for _, took in each) for each in own) - 1)
-    return statistics.median(bubbles)
+    return [round(value, 4) for value in (min(bubbles), statistics.median(bubbles), max(bubbles))]
 
 
 def _compute_spans(path: Path) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,8 @@
 """torchrun's elastic agents with a spare: how long they take to replace a host, and what they do without the first.
 
-Three agents on this machine stand for three hosts; two train and the third waits at the rendezvous. In one trial the
-second agent is killed with its worker, in the other the first, which holds the rendezvous.
+Three agents on this machine stand for three hosts; two train and the third waits at the rendezvous. What the workers do
+is recorded, so that the spare's one has to join the recording too. In one trial the second agent is killed with its
+worker, in the other the first, which holds the rendezvous.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Agents:
         command += ["--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}"]
         command += ["--rdzv-id=trial", f"--rdzv-conf=is_host={holds}", "-m", "megascope", "train", "job.toml"]
         command += ["--checkpoint.folder", str(self._folder / "checkpoints")]
+        command += ["--record.store", str(self._folder / "store")]
         own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
         agent = subprocess.Popen(
             command, cwd=self._folder, env={**os.environ, **own, SHARED_STORE_VARIABLE: "1", "PYTHONSAFEPATH": "1"},

@@ -16,11 +16,13 @@ import duckdb
 import pytest
 
 from benchmarks import fault_jobs
+from benchmarks.fault_draws import AT, FIRST, LAST
 from benchmarks.fault_jobs import LOST, Ran, config_of
 from benchmarks.fault_prods import Prod
 from benchmarks.fault_settings import PRODUCT, SHORT
-from benchmarks.fault_trials import AT, EVERY, FILL, LONG, LONGER, MIXED, RANKS_PER_HOST, STEPS, Trial, plan
-from benchmarks.faults import _read, judged, left_of, main, summary, tried
+from benchmarks.fault_summary import PARTS, summary
+from benchmarks.fault_trials import EVERY, FILL, LONG, LONGER, MIXED, RANKS_PER_HOST, STEPS, Trial, plan
+from benchmarks.faults import _read, chosen, judged, left_of, main, tried
 from megascope.collectors.hardware.kernel_lines import event_of
 from megascope.commands.supervise import supervise
 from megascope.trainer.faults.kinds import parse_fault
@@ -47,7 +49,7 @@ def named(name: str) -> Trial:
 
 def test_every_trial_can_be_told_from_the_others_and_its_fault_is_one() -> None:
     trials = list(plan())
-    assert len({trial.name for trial in trials}) == len(trials) == 26
+    assert len({trial.name for trial in trials}) == len(trials) == 28
     assert [trial.name for trial in trials if trial.fault and trial.prod] == ["kill-in-restart"]
     for trial in trials:
         assert trial.fault or trial.prod
@@ -186,7 +188,7 @@ def test_a_second_rank_is_killed_as_soon_as_the_job_starts_again(
 ) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr("benchmarks.fault_prods.os.kill", lambda *call: killed.append(call))
-    second, hosts = prod(named("kill-in-restart").prod, tmp_path), ("node-0", "node-2")
+    second, hosts = prod(named("kill-in-restart").prod, tmp_path, victim=0), ("node-0", "node-2")
     second.poll(AttemptState(0, ("node-0", "node-1"), 2, 0, pids={0: 71}), AT)
     second.poll(AttemptState(1, hosts, 2, 0), None)
     second.poll(AttemptState(1, hosts, 2, 0, pids={0: 72}), AT)  # too late: it trains again
@@ -196,8 +198,8 @@ def test_a_second_rank_is_killed_as_soon_as_the_job_starts_again(
     assert killed == [(72, signal.SIGKILL)]
 
 
-def prod(name: str, folder: Path) -> Prod:
-    return Prod(name, folder, {}, {"node-1": folder / "kernel"})
+def prod(name: str, folder: Path, victim: int = 3) -> Prod:
+    return Prod(name, folder, {}, {"node-1": folder / "kernel"}, victim=victim)
 
 
 def test_a_real_disk_is_never_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,3 +251,97 @@ def test_a_trial_without_its_reference_has_a_result(tmp_path: Path, monkeypatch:
     result, _ = tried(named("divergence"), {}, tmp_path, SHORT)
     assert not result["loss_identical"]
     assert "nothing can be compared" in result["error"]
+
+
+def step_of(trial: Trial) -> int:
+    return parse_fault(trial.fault).first_step if trial.fault else trial.at
+
+
+def test_the_first_repetition_is_always_the_same_and_the_others_are_drawn() -> None:
+    assert list(plan()) == list(plan(None, 0))
+    assert {step_of(trial) for trial in plan()} - {0} == {AT, AT + 1}  # a checkpoint is written beside the step after
+    rounds = [list(plan(None, number)) for number in range(1, 9)]
+    assert rounds[0] == list(plan(None, 1))
+    for trials in zip(*rounds, strict=True):
+        assert len({trial.name for trial in trials}) == 1
+        assert len({trial.put_in for trial in trials}) > 2, trials[0].name
+        for trial in trials:
+            assert step_of(trial) == 0 or FIRST <= step_of(trial) <= LAST + EVERY
+    assert list(plan(1, 0)) != list(plan(2, 0))
+    assert list(plan(1, 0)) != list(plan(None, 0))
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_what_is_drawn_is_a_job_whose_fault_can_act_and_its_culprits_follow(number: int, tmp_path: Path) -> None:
+    for trial in plan(7, number):
+        config = config_of(trial, tmp_path)
+        config.validate(config.topology().world_size)
+        hosts = {f"node-{rank // RANKS_PER_HOST[trial.layout]}" for rank in trial.ranks | trial.also}
+        assert trial.fenced in (frozenset(), hosts or {trial.host})
+        if trial.fault and parse_fault(trial.fault).link is None:
+            ranks = parse_fault(trial.fault).ranks
+            assert trial.ranks in (frozenset(), frozenset(ranks))
+            assert trial.lost in ("", *(f"node-{rank // 2}" for rank in ranks))
+        elif trial.prod:
+            assert trial.lost in ("", trial.host)
+            assert trial.ranks <= {trial.victim}
+
+
+def test_a_second_rank_that_is_drawn_is_on_the_other_host() -> None:
+    for number in range(20):
+        trial = next(trial for trial in plan(3, number) if trial.name == "kill-in-restart")
+        assert trial.also == {trial.victim}
+        assert trial.host not in {f"node-{rank // 2}" for rank in trial.ranks}
+
+
+def test_what_comes_from_outside_comes_to_the_rank_that_was_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("benchmarks.fault_prods.os.kill", lambda *call: killed.append(call))
+    agent = Prod("kill-node-agent", tmp_path, {"node-0": 70, "node-1": 71}, {}, at=30, victim=0, host="node-0")
+    state = AttemptState(0, ("node-0", "node-1"), 2, 0, pids={0: 80, 3: 83})
+    agent.poll(state, 29)
+    assert killed == []
+    agent.poll(state, 30)
+    assert killed == [(70, signal.SIGKILL)]
+
+
+def test_each_repetition_has_a_result_of_its_own() -> None:
+    trials = chosen(["kill-in", "nan"], repeats=3)
+    assert [trial.name for trial in trials] == ["nan", "kill-in-restart"] * 3
+    done = [judged(trials[2], ran(incident()), LOSSES)]
+    assert done[0]["fault"] == trials[2].put_in != trials[0].put_in
+    assert left_of(trials, done) == trials[:2] + trials[3:]
+    assert chosen(["nan"], seed=5) == [trial for trial in plan(5) if trial.name == "nan"]
+
+
+def test_the_times_are_those_of_the_longest_recovery_and_steps_of_all() -> None:
+    first = incident(step=23, detection_s=1.0, diagnosis_s=2.0, check_s=3.0, restart_s=4.0, catch_up_s=5.0)
+    second = incident(step=31, recovery_s=20.0, detection_s=6.0, diagnosis_s=7.0, check_s=8.0)
+    result = judged(named("kill"), ran(first, second), LOSSES)
+    assert [result[name] for name in PARTS] == [6.0, 7.0, 8.0, None, None]
+    assert (result["first_step"], result["last_step"], result["recovery_s"]) == (23, 31, 20.0)
+    none = judged(named("kill"), ran(), LOSSES)
+    assert {none[name] for name in (*PARTS, "first_step", "last_step")} == {None}
+    never = judged(named("kill"), ran(incident(recovery_s=None, step=None, detection_s=1.5)), LOSSES)
+    assert (never["detection_s"], never["first_step"]) == (1.5, None)
+
+
+def test_medians_leave_out_what_was_not_told() -> None:
+    times = [dict.fromkeys(PARTS, value) for value in (1.0, 4.0)]
+    results = [judged(named("kill"), ran(incident(**more)), LOSSES) for more in (*times, {}, {"catch_up_s": 9.0})]
+    results.append(judged(named("kill"), ran(incident(recovery_s=None, detection_s=99.0)), LOSSES))
+    found = summary(results)
+    for one in (found, found["by_trial"]["kill"]):
+        assert (one["median_detection_s"], one["median_catch_up_s"], one["median_recovery_s"]) == (2.5, 4.0, 12.0)
+    assert (found["injected"], found["different"]) == (5, 1)
+    assert summary([])["median_restart_s"] is None
+
+
+def test_results_of_another_seed_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results"
+    path.write_text(json.dumps({"name": "kill", "settings": "product", "seed": 3}) + "\n")
+    monkeypatch.setattr("sys.argv", ["faults", "--resume", str(path), "--seed", "4"])
+    with pytest.raises(SystemExit, match="has results of another seed"):
+        main()

@@ -114,6 +114,21 @@ def test_an_exported_model_computes_the_trainers_loss(saved: TrainConfig, tmp_pa
     assert expected < 5.5
 
 
+def test_transformers_loads_an_export_and_computes_the_trainers_loss(saved: TrainConfig, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    export_checkpoint(folder_of(saved), tmp_path / "model")
+    model, told = transformers.GPTNeoXForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    single = replace(saved, parallel=replace(saved.parallel, tp=1, pp=1), checkpoint=replace(saved.checkpoint, every=0))
+    expected, rows = loss_of_trainer(single)
+    tokens = torch.from_numpy(rows)
+    with torch.no_grad():
+        logits = model(tokens[:, :-1]).logits
+    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    assert float(loss) == pytest.approx(expected, abs=2e-6)
+
+
 def test_there_and_back_again_is_bit_identical(saved: TrainConfig, tmp_path: Path) -> None:
     first, made, second = tmp_path / "first", tmp_path / "made", tmp_path / "second"
     export_checkpoint(folder_of(saved), first)
