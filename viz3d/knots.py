@@ -11,13 +11,16 @@ from .history import History
 from .joined import minority
 from .mismatch import Root
 from .order import out_of_order
-from .programs import MAX_WITNESSES, Programs
+from .programs import MAX_ASKED, MAX_WITNESSES, Programs
 from .states import Snapshot
 from .unsent import find_unsent
 from .verdict import CulpritKind
 
 MAX_CROSSWISE = 256
 """More calls that seem to be missing are not held against each other."""
+
+ENOUGH_ASKED = 16
+"""Of a knot of more ranks than are asked, no more than so many once a missing call is found."""
 
 
 def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tuple[int, ...]) -> list[Root]:
@@ -34,6 +37,20 @@ def judge_knot(snapshot: Snapshot, graph: WaitGraph, history: History, knot: tup
         return [replace(late, is_suspicion=False)]  # the circle is seen, and somebody has made it
     if all(_may_be_held(snapshot, graph, rank) for rank in knot):
         return [replace(_circle(graph, knot, weak=True), confidence=0.4, is_suspicion=True)]
+    roots = _as_it_is(snapshot, graph, history, programs, knot)
+    return [_unasked(root) for root in roots] if programs.is_spent else roots
+
+
+def _unasked(root: Root) -> Root:
+    """What remains of a root where not all ranks could be asked: one of the others may have left out a call."""
+    why = f"{root.why}; only {MAX_ASKED:,} ranks were asked for their usual steps"
+    return replace(root, confidence=min(root.confidence, 0.4), why=why, is_suspicion=True)
+
+
+def _as_it_is(
+    snapshot: Snapshot, graph: WaitGraph, history: History, programs: Programs, knot: tuple[int, ...]
+) -> list[Root]:
+    """What a knot comes to of which the steps before tell nothing: who is held up in appearance only, or circles."""
     free, circles = untie(graph, snapshot, knot)
     if free:
         why = "what it has in flight runs beside its work and does not hold it up"
@@ -156,11 +173,16 @@ def _missing_calls(snapshot: Snapshot, graph: WaitGraph, programs: Programs, kno
         waiting.setdefault(id(wait.operation), []).append(wait)
     checked: set[tuple[int, int]] = set()
     found: dict[int, Root] = {}
-    for own in waiting.values():
+    operations, is_large = list(waiting.values()), len(knot) > MAX_ASKED
+    if is_large:  # not all are asked: what most have joined was left out by those who lack
+        operations.sort(key=lambda own: len(own[0].operation.absent) / len(own[0].operation.members))
+    for own in operations:
         operation, is_message = own[0].operation, own[0].flight.kind == "p2p"
         for rank in operation.absent:
             if rank not in inside or (rank, operation.group) in checked:
                 continue
+            if is_large and found and programs.asked >= ENOUGH_ASKED:
+                break
             checked.add((rank, operation.group))
             state = snapshot.states[rank]
             if (

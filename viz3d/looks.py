@@ -14,7 +14,7 @@ from .pace import KnownPace, Pace
 from .patience import OF_THE_PROGRAM
 from .programs import Programs
 from .recovered import with_recovered, without_record
-from .roots import LINKS, held, name_roots
+from .roots import LINKS, held, lacks_number, name_roots
 from .states import Snapshot
 from .stillness import Stillness, watch
 from .streams import Streams
@@ -105,9 +105,9 @@ def find_roots(
 ) -> tuple[WaitGraph, list[Root]]:
     """The graph of waits and its roots; ranks without data are accused only where the others do not explain the stall.
 
-    First all of them are excused, and ranks that issue in another order than ever are looked for; then those whose host
-    is heard of through ranks beside them; and in any case those of which never anything was heard, though their host is
-    or the job has run: they were there, and no agent was.
+    First all of them are excused, and who has lost its number where it is waited for, and ranks that issue in another
+    order than ever are looked for; then those whose host is heard of through ranks beside them; and in any case those
+    of which never anything was heard, though their host is or the job has run: they were there, and no agent was.
     """
     silent = frozenset(snapshot.missing)
     heard = {snapshot.hosts[rank] for rank in snapshot.states if rank in snapshot.hosts}
@@ -115,6 +115,9 @@ def find_roots(
     has_run = any(state.step is not None for state in snapshot.states.values())
     never = snapshot.never_heard if has_run else beside & snapshot.never_heard
     graph, roots = _roots(snapshot, history, mismatches, streams, silent)
+    lost = _without_number(snapshot, graph, roots)
+    if lost:
+        graph, roots = _roots(snapshot, history, mismatches, streams, silent | lost)
     if _is_firm(roots):
         return graph, roots
     by_order = _by_their_order(snapshot, history, graph)
@@ -125,6 +128,16 @@ def find_roots(
         if _is_firm(roots):
             return graph, roots
     return _without_their_waiters(snapshot, history, mismatches, streams, graph) or by_order or (graph, roots)
+
+
+def _without_number(snapshot: Snapshot, graph: WaitGraph, roots: Sequence[Root]) -> frozenset[int]:
+    """Of the roots, those who may be where they are waited for, so that the others may hold each other up."""
+    ends = {rank for root in roots if root.is_suspicion for rank in root.ranks if rank not in graph.waits}
+    own = graph.waits.values() if ends else ()
+    operations = {id(wait.operation): wait.operation for waits in own for wait in waits}
+    missed = [(rank, one) for one in operations.values() for rank in ends.intersection(one.absent)]
+    lost = {rank for rank, one in missed if lacks_number(snapshot, rank, one)}
+    return frozenset(lost - {rank for rank, one in missed if not lacks_number(snapshot, rank, one)})
 
 
 def _by_their_order(snapshot: Snapshot, history: History, graph: WaitGraph) -> tuple[WaitGraph, list[Root]] | None:

@@ -31,8 +31,18 @@ class Programs:
         for rank, state in snapshot.states.items():
             self._of_stage[snapshot.stage_of(rank)].append(state)
         self._asked: set[int] = set()
-        self.is_spent = False  # whether there were more ranks to ask than are asked
+        self._is_spent = self._has_past = False
         self._compared = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there were more ranks to ask than are asked, and asking tells anything."""
+        return self._is_spent and self._has_past
+
+    @property
+    def asked(self) -> int:
+        """How many ranks were held against their own steps."""
+        return len(self._asked)
 
     def went_past(self, rank: int, group: int, *, receives_tell: bool = False) -> bool:
         """Whether a rank is at a point of its step that it usually reaches with more operations issued in ``group``.
@@ -71,10 +81,12 @@ class Programs:
         if state.step is None or own.group is None or own.sequence is None:
             return None
         if state.rank not in self._asked and len(self._asked) >= MAX_ASKED:
-            self.is_spent = True
+            self._is_spent = True
             return None
         self._asked.add(state.rank)
-        return self._history.expected_issued(state.rank, state.step, own.group, own.sequence, other)
+        expected = self._history.expected_issued(state.rank, state.step, own.group, own.sequence, other)
+        self._has_past |= expected is not None
+        return expected
 
     def issues_late(self, state: RankState, head: Flight) -> list[tuple[int, int]]:
         """Of a rank that runs ahead: collectives and sends that it usually issues before the head of its stream, and

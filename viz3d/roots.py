@@ -10,7 +10,7 @@ from ..profiler.vocabulary import SegmentKind
 from .ends import Waiters, find_ends
 from .graph import Operation, Wait, WaitGraph
 from .history import History
-from .joined import judge_joined, judge_only, stands_in, told_held, unfinished
+from .joined import HARDLY_ANY, judge_joined, judge_only, stands_in, told_held, unfinished
 from .knots import judge_knot
 from .mismatch import Root
 from .operations import synchronises
@@ -94,8 +94,27 @@ def _single(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root:
         confidence = 0.95 if state.process_state in ("stopped", "disk-sleep") else 0.85
         why = f"its process is {_process(state)}"
         return Root((rank,), CulpritKind.HOST_STUCK, confidence, state.works_in, why=why)
-    why = f"nothing is in flight, its process is {_process(state)}"
-    return Root((rank,), CulpritKind.HOST_STUCK, 0.6, None, why=why)
+    why, is_open = f"nothing is in flight, its process is {_process(state)}", False
+    if missed is not None and (is_open := lacks_number(snapshot, rank, missed.operation)):
+        why += ", and nothing tells how far it is where the others wait for it"
+    return Root((rank,), CulpritKind.HOST_STUCK, 0.3 if is_open else 0.6, None, why=why, is_suspicion=is_open)
+
+
+def lacks_number(snapshot: Snapshot, rank: int, operation: Operation) -> bool:
+    """Whether a rank that others wait for may be in the operation: it has nothing in flight, and its number in the
+    group, in which others have completed operations before, is lost. In a small group chance does not lose it."""
+    state = snapshot.states.get(rank)
+    if (
+        len(operation.members) < HARDLY_ANY
+        or state is None
+        or not state.is_present
+        or state.flights
+        or not state.progress
+        or state.knows(operation.group)
+    ):
+        return False
+    others = (snapshot.states.get(other) for other in operation.members if other != rank)
+    return any(other is not None and other.completed(operation.group) > 0 for other in others)
 
 
 def _not_started(snapshot: Snapshot, rank: int, missed: Wait | None) -> Root | None:

@@ -52,6 +52,8 @@ class Streams:
         order = _Order(snapshot, past)
         found = ((state, order.held(state)) for state in snapshot.states.values())
         recorded = {state.rank: held for state, held in found if held is not None}
+        asked = {rank: step for rank in recorded if (step := order.asks_of(snapshot.states[rank])) is not None}
+        past.read_ahead(asked)
         holding = {rank: (order.put_back(snapshot.states[rank], held[0]), *held[1:]) for rank, held in recorded.items()}
         unplaced = {rank: order.unplaced(snapshot.states[rank], held[0]) for rank, held in recorded.items()}
         return cls(recorded, holding, {rank: own for rank, own in unplaced.items() if own})
@@ -110,6 +112,15 @@ class _Order:
             if self._comes_before(state, group, first, head) and (lost := self._lost(state, head, group, first)):
                 return lost
         return head
+
+    def asks_of(self, state: RankState) -> int | None:
+        """The step of a rank whose past `put_back` or `unplaced` may ask for, since records of it are lost."""
+        recorded = {(one.group, one.sequence) for one in state.flights}
+        is_short = any(
+            (group, number) not in recorded
+            for group, (issued, completed) in state.progress.items() for number in (completed + 1,) if number <= issued
+        )  # fmt: skip
+        return state.step if is_short else None
 
     def unplaced(self, state: RankState, head: Flight) -> dict[int, int]:
         """By group: up to which number a rank has issued operations without a record, of which it is not known whether

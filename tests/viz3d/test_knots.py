@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from megascope.profiler.topology import Topology
 from megascope.viz3d.history import NoHistory
 from megascope.viz3d.looks import Diagnosis, compare_looks
@@ -53,9 +55,8 @@ def roots(diagnosis: Diagnosis) -> list[tuple[tuple[int, ...], CulpritKind]]:
     return [(root.ranks, root.kind) for root in diagnosis.roots]
 
 
-def test_what_stands_behind_an_operation_that_usually_comes_first_has_not_begun() -> None:
-    """Rank 3 left out its reduce-scatter. The others' hosts wait for the norm, their devices for the reduce-scatter;
-    that all hosts are in the norm makes no network failure."""
+def left_out() -> Scene:
+    """Rank 3 left out its reduce-scatter. The others' hosts wait for the norm, their devices for the reduce-scatter."""
     scene = Scene(Topology.of(dp=4))
     for rank in range(4):
         if rank == 3:
@@ -63,6 +64,12 @@ def test_what_stands_behind_an_operation_that_usually_comes_first_has_not_begun(
         else:
             in_flight(scene, rank, "dp_reduce_scatter", "dp", 11, 50)
         in_flight(scene, rank, "norm", "world", 6, 49, waiting=True)
+    return scene
+
+
+def test_what_stands_behind_an_operation_that_usually_comes_first_has_not_begun() -> None:
+    """That all hosts are in the norm makes no network failure."""
+    scene = left_out()
     past = Past(scene, {"dp": 11}, order=("dp_reduce_scatter", "norm"))
     diagnosis = compare_looks(*scene.looks(), past)
     assert diagnosis.state == State.HANG
@@ -87,6 +94,28 @@ def test_operations_in_another_order_than_before_name_those_who_changed_it() -> 
     diagnosis = compare_looks(*scene.looks(), ByRank(scene))
     assert roots(diagnosis) == [((0, 3), CulpritKind.ORDER_INVERSION)]
     assert "late" in diagnosis.roots[0].why
+
+
+def asked_of_two() -> tuple[Scene, Past]:
+    """As `left_out`; rank 0 has waited for longer, for rank 1 in a group of both. With what all usually do."""
+    scene = left_out()
+    pair = scene.group("pair", [0, 1])
+    flight = Flight("pair_reduce", "collective", pair, 5, begun_ns=MOMENT_NS - 60 * SECOND)
+    scene.states[0] = replace(scene.states[0], flights=(flight, *scene.states[0].flights))
+    scene.progress(0, pair, 5, 4)
+    scene.progress(1, pair, 4, 4)
+    return scene, Past(scene, {"dp": 11, "pair": 4}, order=("dp_reduce_scatter", "norm"))
+
+
+def test_where_not_all_could_be_asked_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a rank left out a call only its own steps tell; without them the others look like a circle."""
+    scene, past = asked_of_two()
+    assert roots(compare_looks(*scene.looks(), past)) == [((3,), CulpritKind.MISSING_CALL)]
+    monkeypatch.setattr("megascope.viz3d.programs.MAX_ASKED", 1)
+    found = compare_looks(*scene.looks(), past)
+    assert found.roots
+    assert all(root.is_suspicion and "were asked" in root.why for root in found.roots)
+    assert max(root.confidence for root in found.roots) <= 0.4
 
 
 def test_a_replica_that_is_past_what_the_others_wait_in_counts_another_step() -> None:
