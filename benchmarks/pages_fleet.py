@@ -3,6 +3,8 @@
 All segments of the job, steps and heartbeats of all ranks, and spans of one pipeline are stored, as of a real fleet.
 Three single ranks are slow for a single window: whether each still stands out is read off the canvas. First paint
 counts from the navigation's start in a fresh browser; cold is the first visit of a server that has answered nothing.
+What a click changes is counted from it until it is drawn: another order and the hosts from what the server has read,
+another segment, the 99th percentile and a brush of steps each on a server that has read nothing of them.
 Part of `benchmarks.pages`; alone, it can be given a store that it wrote before (`--store`).
 """
 
@@ -23,14 +25,22 @@ from megascope.trainer.simulator.writing import Recording, simulate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.page_checks import visit, wait_judged, wait_painted
+from support.page_checks import Visit, visit, wait_judged, wait_painted
 
-from .pages_server import measure_alone
+from .pages_server import measure_alone, server_process
 
 LAYOUT = {"pp": 8, "dp": 192, "tp": 8}
 STEPS, WINDOW = 1000, 10
 PLANTED = ((17, 30), (6001, 500), (12287, 990))
 """Ranks and the first steps of the windows in which they take 1.4 times as long."""
+
+FIRST_ASKED: dict[str, tuple[dict[str, str | None], dict[str, str | None]]] = {
+    "other_segment_ms": ({"segment": "backward"}, {"segment": "forward"}),
+    "p99_ms": ({"metric": "p99"}, {"metric": None}),
+    "other_steps_ms": ({"steps": "300:599"}, {}),
+}
+"""Clicks that ask for what no click before them has read, and the way back. A brush starts another verdict: it is the
+last."""
 
 _SETTLED = """async (changes) => {
     const begun = performance.now(), before = document.querySelector("[data-widget]").dataset.source;
@@ -39,6 +49,7 @@ _SETTLED = """async (changes) => {
         await new Promise((next) => requestAnimationFrame(next));
         const { source, painted } = document.querySelector("[data-widget]")?.dataset ?? {};
         if (source && source !== before && painted === source) return performance.now() - begun;
+        if (performance.now() - begun > 60000) throw new Error(`Not drawn: ${JSON.stringify(changes)}`);
     }
 }"""
 
@@ -99,18 +110,51 @@ def measure_fleet(browser: Browser, url: str, visits: int) -> dict[str, float]:
     medians = {key: round(float(np.median([one[key] for one in found[1:]])), 1) for key in found[0]}
     ranks = int(np.prod(list(LAYOUT.values())))
     shape = {"ranks": ranks, "steps": STEPS, "columns": STEPS // WINDOW, "planted": len(PLANTED)}
-    return shape | medians | {"first_paint_cold_ms": round(found[0]["first_paint_ms"], 1)}
+    cold = {f"{name}_cold_ms": round(found[0][f"{name}_ms"], 1) for name in ("first_paint", "verdict")}
+    return shape | medians | cold
+
+
+def measure_first_asked(browser: Browser, store: Path, visits: int) -> dict[str, float]:
+    """Medians and worst of the clicks of `FIRST_ASKED`; a server keeps what it has read, so each visit has its own."""
+    found = []
+    for _ in range(visits):
+        with server_process(store) as url, visit(browser, url) as seen:
+            found.append(_ask_first(_opened(seen)[0]))
+            seen.check_clean()
+    result: dict[str, float] = {}
+    for key in FIRST_ASKED:
+        took = [one[key] for one in found]
+        result |= {key: round(float(np.median(took)), 1), key.replace("_ms", "_worst_ms"): round(max(took), 1)}
+    return result
+
+
+def _ask_first(page: Page) -> dict[str, float]:
+    took = {}
+    for key, (there, back) in FIRST_ASKED.items():
+        took[key] = float(page.evaluate(_SETTLED, there))
+        page.wait_for_timeout(300)
+        if back:
+            page.evaluate(_SETTLED, back)
+            page.wait_for_timeout(300)
+    return took
+
+
+def _opened(seen: Visit) -> tuple[Page, float, float]:
+    """The page with its verdict, drawn; and after how many ms it was first drawn, and judged."""
+    seen.page.set_default_timeout(120_000)
+    begun = time.perf_counter()
+    page = seen.go("/heatmap?segment=forward")
+    _painted(page)
+    first = time.perf_counter() - begun
+    wait_judged(page)
+    judged = time.perf_counter() - begun
+    _painted(page)
+    return page, 1e3 * first, 1e3 * judged
 
 
 def _visit(browser: Browser, url: str) -> dict[str, float]:
     with visit(browser, url) as seen:
-        seen.page.set_default_timeout(120_000)
-        begun = time.perf_counter()
-        page = seen.go("/heatmap?segment=forward")
-        _painted(page)
-        first = time.perf_counter() - begun
-        wait_judged(page)
-        _painted(page)
+        page, first_ms, judged_ms = _opened(seen)
         visible = page.evaluate(_HOT, [list(place) for place in PLANTED])
         zoom = page.evaluate(_ZOOM)
         page.wait_for_timeout(300)
@@ -119,7 +163,8 @@ def _visit(browser: Browser, url: str) -> dict[str, float]:
         order = page.evaluate(_SETTLED, {"order": "worst"})
         hosts = page.evaluate(_SETTLED, {"shape": "hosts"})
         return {
-            "first_paint_ms": 1e3 * first,
+            "first_paint_ms": first_ms,
+            "verdict_ms": judged_ms,
             "other_order_ms": order,
             "hosts_paint_ms": hosts,
             "interaction_ms": zoom,
@@ -140,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
         "pages_fleet",
         "heatmap_fleet",
         write_fleet_store,
-        lambda browser, url, _, visits: measure_fleet(browser, url, visits),
+        lambda *given: measure_fleet(*given) | measure_first_asked(given[0], given[2], given[3]),
         arguments,
         __doc__,
     )

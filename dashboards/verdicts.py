@@ -21,6 +21,10 @@ from .view import View
 from .workbench import Latest, Workbench
 
 FIRST_WAIT_S = 0.25
+
+LONG_S = 4 * FIRST_WAIT_S
+"""What a verdict of all steps took if one of some of them is seldom there in `FIRST_WAIT_S`."""
+
 _SLOW = {
     Outcome.FINDINGS: ("bad", "SLOW"),
     Outcome.HEALTHY: ("good", "NO STRAGGLER"),
@@ -40,12 +44,18 @@ _STUCK = {
 def stragglers_of(
     bench: Workbench, attempt: Attempt, steps: tuple[int, int] | None = None, *, wait_s: float = FIRST_WAIT_S
 ) -> Latest[StragglerVerdict]:
-    """The newest straggler verdict that is ready, of all steps or of those from the first to the last given."""
+    """The newest straggler verdict that is ready, of all steps or of those from the first to the last given.
+
+    That of some steps is not waited for where that of all took long.
+    """
     key = straggler_key(attempt, steps)
 
     def judge() -> StragglerVerdict:
         return find_stragglers(bench.store, attempt, steps=steps, replays=bench.replays)
 
+    whole = None if steps is None else bench.peek(straggler_key(attempt))
+    if whole is not None and (whole.cost_s or 0.0) > LONG_S:
+        wait_s = 0.0
     return bench.latest(key, judge, wait_s=wait_s)
 
 

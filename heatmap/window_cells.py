@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ..collectors.reading.kept import kept
 from ..collectors.reading.store import Attempt, Store
 from ..profiler.vocabulary import WAITING_KINDS
 from .cells import NS_PER_MS, SegmentCells
@@ -119,7 +121,20 @@ def load_steps(store: Store, attempt: Attempt, first_steps: IntArray, first: int
     """Steps of the windows, from the ranks from ``first`` on: the mean over them of the median rank's step time, and
     how many had their spans timed: all of the window where no steps are stored."""
     mean_ms, timed = np.full(len(first_steps), np.nan), np.full(len(first_steps), float(width))
-    table: pa.Table = store.query(
+    key = ("window steps", attempt.run, attempt.attempt, first, width)
+    rows: list[dict[str, Any]] = kept(store, key, lambda: _step_windows(store, attempt, first, width).to_pylist())
+    place = {int(step): at for at, step in enumerate(first_steps)}
+    for row in rows:
+        at = place.get(row["first_step"])
+        if at is not None:
+            mean_ms[at] = np.nan if row["ms"] is None else row["ms"]
+            timed[at] = row["timed"] if row["timed"] > 0 else width
+    return WindowSteps(timed, mean_ms, max((int(row["last"]) for row in rows), default=None))
+
+
+def _step_windows(store: Store, attempt: Attempt, first: int, width: int) -> pa.Table:
+    """Windows that have steps of the sampled ranks: columns first_step, ms, last, timed."""
+    return store.query(
         f"""SELECT step // {width} * {width} AS first_step, avg(ms) AS ms, max(step) AS last,
                    sum(timed)::DOUBLE AS timed FROM (
                 SELECT step, median(duration_ns) / 1e6 AS ms, avg((NOT coalesce(shadow, false))::INT) AS timed
@@ -127,10 +142,3 @@ def load_steps(store: Store, attempt: Attempt, first_steps: IntArray, first: int
             ) GROUP BY 1""",
         attempt=attempt,
     )
-    place = {int(step): at for at, step in enumerate(first_steps)}
-    for row in table.to_pylist():
-        at = place.get(row["first_step"])
-        if at is not None:
-            mean_ms[at] = np.nan if row["ms"] is None else row["ms"]
-            timed[at] = row["timed"] if row["timed"] > 0 else width
-    return WindowSteps(timed, mean_ms, max((int(row["last"]) for row in table.to_pylist()), default=None))
