@@ -10,15 +10,16 @@ from ..trainer.simulator.faults import HANG_KINDS, HELD_UP_KINDS, SLOW_KINDS, Fa
 HEALTHY = "healthy"
 """The kind of trials without a fault."""
 
-DEAD_HOST, LOST_SEND, JOB_DATA = "dead-host", "lost-send", "job-data-stall"
+DEAD_HOST, LOST_SEND, JOB_DATA, GC_UNRECORDED = "dead-host", "lost-send", "job-data-stall", "gc-unrecorded"
 
 VARIANTS: Mapping[str, FaultKind] = {
     DEAD_HOST: FaultKind.DEAD,
     LOST_SEND: FaultKind.MISSING_CALL,
     JOB_DATA: FaultKind.DATA_STALL,
+    GC_UNRECORDED: FaultKind.GC_DRIFT,
 }
 """Kinds of trials with a name of their own, whose faults are of another kind: a whole host dies, a send never comes,
-all ranks that load wait for data."""
+all ranks that load wait for data, hosts pause for collections that nobody recorded."""
 
 HANG_TRIALS = frozenset({FaultKind.LOST_HEARTBEATS, *HANG_KINDS, DEAD_HOST, LOST_SEND, *HELD_UP_KINDS})
 """Kinds whose jobs `hang` is asked about."""
@@ -27,12 +28,16 @@ KINDS = (
     HEALTHY,
     *SLOW_KINDS,
     JOB_DATA,
+    GC_UNRECORDED,
     FaultKind.LOST_HEARTBEATS,
     *HANG_KINDS,
     DEAD_HOST,
     LOST_SEND,
     *HELD_UP_KINDS,
 )
+
+FROM_SPANS = frozenset({GC_UNRECORDED})
+"""Kinds that take spans to be seen."""
 
 
 class SeedSet(StrEnum):
@@ -69,6 +74,10 @@ MAGNITUDES: Mapping[str, Mapping[SeedSet, tuple[str, ...]]] = {
         SeedSet.REPORT: ("bandwidth=0.1", "bandwidth=0.2"),
     },
     FaultKind.GC_DRIFT: {
+        SeedSet.TUNE: ("growth_ms=150:every=4", "growth_ms=300:every=6"),
+        SeedSet.REPORT: ("growth_ms=100:every=5", "growth_ms=200:every=5"),
+    },
+    GC_UNRECORDED: {
         SeedSet.TUNE: ("growth_ms=150:every=4", "growth_ms=300:every=6"),
         SeedSet.REPORT: ("growth_ms=100:every=5", "growth_ms=200:every=5"),
     },

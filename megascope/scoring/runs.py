@@ -48,7 +48,8 @@ SPANS = Recording(windows=False, span_ranks=None, heartbeat_s=0)
 """What trials write: the spans of all ranks. How the hosts' clocks stand is found from them, as in any store."""
 
 AFTER_HOURS = replace(SPANS, clock_offsets=True)
-"""What trials of hangs write: of jobs that ran for long enough before that their agents know how the clocks stand."""
+"""What trials of hangs, and of pauses that nobody recorded, write: of jobs that ran for long enough before that their
+agents know how the clocks stand."""
 
 ROLLUPS = Recording(windows=True, span_ranks=(), heartbeat_s=0)
 """What straggler trials on rollups write: without a span no clocks can be aligned, and none are."""
@@ -163,7 +164,7 @@ def _parent_folder() -> Path | None:
 def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
     job = replace(trial.job(), noise=noise)
     faults = [parse_fault(trial.fault)] if trial.fault else []
-    simulate(job, root, ROLLUPS if trial.on_rollups else SPANS, faults=faults)
+    simulate(job, root, _recording(trial), faults=faults)
     with Store(root) as store:
         attempt = store.attempt()
         began = time.perf_counter()
@@ -172,6 +173,14 @@ def _slow_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:
         also = looks_like(faults[0], STEPS, on_rollups=trial.on_rollups) if faults else frozenset[str]()
         comparison = compare_claims(claims_of_stragglers(verdict), _truth(store, attempt, also))
         return Outcome(trial, str(verdict.verdict), comparison, 0.0, warnings=len(verdict.warnings), verdict_s=took_s)
+
+
+def _recording(trial: Trial) -> Recording:
+    """What a straggler trial writes. Launches are compared over hosts, by the clocks that agents have measured: where
+    they are what is looked at, these are known."""
+    if trial.leaves_out:
+        return replace(AFTER_HOURS, leaves_out=trial.leaves_out)
+    return ROLLUPS if trial.on_rollups else SPANS
 
 
 def _hang_trial(trial: Trial, root: Path, noise: NoiseSource) -> Outcome:

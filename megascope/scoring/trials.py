@@ -16,6 +16,8 @@ from .kinds import (
     DEAD_HOST,
     FIRST_SEED,
     FLEET_MAGNITUDES,
+    FROM_SPANS,
+    GC_UNRECORDED,
     HANG_TRIALS,
     HEALTHY,
     JOB_DATA,
@@ -38,7 +40,8 @@ MOST_SLOW_GPUS = 60
 class Trial:
     """One simulated job: ``fault`` is what is put into it ("" for none), ``looks_at_hangs`` which analyser is asked.
 
-    ``on_rollups``: the store holds rollups and not a single span, as that of a fleet does. Of trials of hangs:
+    ``on_rollups``: the store holds rollups and not a single span, as that of a fleet does; ``leaves_out`` are segments
+    that nobody recorded. Of trials of hangs:
     ``in_flight`` operations of a rank may be under way at a time, and the share ``missing`` of the evidence is lost;
     ``reads_results`` as in `Lead`.
     """
@@ -50,6 +53,7 @@ class Trial:
     looks_at_hangs: bool
     chunks: int = 1
     on_rollups: bool = False
+    leaves_out: frozenset[str] = frozenset()
     in_flight: int = 1
     missing: float = 0.0
     reads_results: bool = True
@@ -88,7 +92,8 @@ LEAST_STEPS, LEAST_DRIFT_STEPS = 15, 50
 """Steps for which a fault acts, at least; pauses that grow need longer until they are any."""
 
 OPEN_END_SHARE = 0.5
-"""Share of the faults that act until the job ends; the others are over before."""
+"""Share of the faults that act until the job ends; the others are over before. Pauses that nobody recorded all do:
+what they are told by is a spread of launches that has grown in the last third of the steps."""
 
 INTERLEAVED_SHARE = 0.25
 """Share of the jobs that run an interleaved schedule."""
@@ -115,13 +120,20 @@ def plan_trials(
 
     ``in_flight`` and ``missing``: how hard the evidence of hangs is to read, see `Hardness`.
 
-    Raises UsageError for a kind that there is not, and for a number of ranks that is no layout.
+    Raises UsageError for a kind that there is not, for a number of ranks that is no layout, and for a kind that takes
+    spans in jobs of `FLEET_RANKS` or more, among whose kinds it is not.
     """
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"There is no kind of fault {', '.join(unknown)}: use {', '.join(KINDS)}.")
     if trials < 1:
         raise UsageError(f"{trials} trials show nothing: ask for at least 1.")
-    chosen = tuple(kinds) or KINDS
+    unseen = FROM_SPANS if ranks >= FLEET_RANKS else frozenset[str]()
+    if refused := unseen.intersection(kinds):
+        raise UsageError(
+            f"Trials of {', '.join(sorted(refused))} take spans, and jobs of {FLEET_RANKS:,} ranks or more have "
+            "rollups alone: ask for fewer ranks."
+        )
+    chosen = tuple(kinds) or tuple(kind for kind in KINDS if kind not in unseen)
     layouts = _layouts(ranks)
     planned = (
         _trial(str(chosen[number % len(chosen)]), number // len(chosen), FIRST_SEED[seeds] + number, seeds, layouts)
@@ -171,6 +183,8 @@ def _layout(
     """One of the layouts in which the fault can be: tp is drawn first, so that each width is as likely."""
     needs_tp = "segment=tp_" in choice or kind in (FaultKind.ORDER_INVERSION, FaultKind.DIVERGED)
     widths = sorted({dict(one)["tp"] for one in layouts} - ({1} if needs_tp else set()))
+    if kind == GC_UNRECORDED:  # of as many tensor-parallel ranks one pauses in each step: no launch is late by itself
+        widths = [width for width in widths if width < parse_fault(f"{FaultKind.GC_DRIFT}:{choice}").every]
     width = widths[int(random.integers(len(widths)))]
     fit = [one for one in layouts if dict(one)["tp"] == width]
     return fit[int(random.integers(len(fit)))]
@@ -186,13 +200,14 @@ def _trial(kind: str, turn: int, seed: int, seeds: SeedSet, layouts: list[tuple[
     looks_at_hangs = kind in HANG_TRIALS or (kind == HEALTHY and turn % 2 == 1)
     is_interleaved = random.random() < INTERLEAVED_SHARE and kind != FaultKind.P2P_CYCLE
     share = 1.0 if is_fleet else ROLLUPS_SHARE
-    on_rollups = bool(random.random() < share) and not looks_at_hangs
+    on_rollups = bool(random.random() < share) and not looks_at_hangs and kind not in FROM_SPANS
+    leaves_out = frozenset({"gc"}) if kind == GC_UNRECORDED else frozenset[str]()
     fault = ""
     if kind != HEALTHY:
         place = _place(kind, turn, choice, job, random)
         parts = (VARIANTS.get(kind, kind), place, choice, _steps(kind, choice, random))
         fault = ":".join(filter(None, parts))
-    return Trial(kind, fault, layout, seed, looks_at_hangs, 2 if is_interleaved else 1, on_rollups)
+    return Trial(kind, fault, layout, seed, looks_at_hangs, 2 if is_interleaved else 1, on_rollups, leaves_out)
 
 
 def _choices(kind: str, seeds: SeedSet, is_fleet: bool) -> tuple[str, ...]:
@@ -208,8 +223,10 @@ def _steps(kind: str, choice: str, random: np.random.Generator) -> str:
     if kind in HANG_TRIALS:
         is_first = kind == FaultKind.INIT or "segment=compile" in choice
         return f"step={0 if is_first else int(random.integers(8, 200))}"
-    least = LEAST_DRIFT_STEPS if kind == FaultKind.GC_DRIFT else LEAST_STEPS
+    least = LEAST_DRIFT_STEPS if kind in (FaultKind.GC_DRIFT, GC_UNRECORDED) else LEAST_STEPS
     first = int(random.integers(STEPS - least + 1))
+    if kind == GC_UNRECORDED:
+        return f"steps={first}-"
     last = int(random.integers(first + least - 1, STEPS))
     return f"steps={first}-" if random.random() < OPEN_END_SHARE else f"steps={first}-{last}"
 
@@ -220,7 +237,7 @@ def _place(kind: str, turn: int, choice: str, job: SimulatedJob, random: np.rand
     of_host = kind in (FaultKind.SLOW_HOST, FaultKind.STORAGE_STALL, FaultKind.LOST_HEARTBEATS, DEAD_HOST)
     if of_host or (kind == FaultKind.DEGRADED_NIC and random.random() < 0.5):
         return f"host={int(random.integers(grid.hosts))}"
-    if kind in (FaultKind.GC_DRIFT, FaultKind.UNEVEN_SEQUENCES, JOB_DATA):
+    if kind in (FaultKind.GC_DRIFT, GC_UNRECORDED, FaultKind.UNEVEN_SEQUENCES, JOB_DATA):
         return ""
     if kind == FaultKind.UNEVEN_STAGES:
         return f"stage={int(random.integers(grid.stages))}"

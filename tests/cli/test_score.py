@@ -17,10 +17,20 @@ from megascope.heatmap.verdict import StragglerVerdict
 from megascope.profiler.errors import UsageError
 from megascope.scoring import runs as score_runs
 from megascope.scoring.claims import Answer, Claim, Comparison, Truth, answer_of_hang, compare_claims
-from megascope.scoring.kinds import FLEET_MAGNITUDES, HEALTHY, JOB_DATA, KINDS, MAGNITUDES, VARIANTS, SeedSet
+from megascope.scoring.kinds import (
+    FLEET_MAGNITUDES,
+    FROM_SPANS,
+    GC_UNRECORDED,
+    HEALTHY,
+    JOB_DATA,
+    KINDS,
+    MAGNITUDES,
+    VARIANTS,
+    SeedSet,
+)
 from megascope.scoring.runs import Outcome, run_trial, run_trials
 from megascope.scoring.scoring import Score, add_up, as_json
-from megascope.scoring.trials import MOST_SLOW_GPUS, STEPS, Trial, plan_trials
+from megascope.scoring.trials import FLEET_RANKS, MOST_SLOW_GPUS, STEPS, Trial, plan_trials
 from megascope.trainer.simulator.fault_effects import check_fault
 from megascope.trainer.simulator.faults import SLOW_KINDS, FaultKind, parse_fault
 from megascope.trainer.simulator.hangs.hangs import hang_scene
@@ -32,8 +42,9 @@ from support.deadly_noise import DeadlyNoise
 @pytest.mark.parametrize("ranks", [64, 512, 12288])
 @pytest.mark.parametrize("seeds", SeedSet)
 def test_each_kind_has_its_turn_and_fits_its_job(ranks: int, seeds: SeedSet) -> None:
-    trials = plan_trials(ranks=ranks, trials=(6 if ranks == 64 else 1) * len(KINDS), seeds=seeds)
-    assert [trial.kind for trial in trials[: len(KINDS)]] == [str(kind) for kind in KINDS]
+    kinds = [str(kind) for kind in KINDS if ranks < FLEET_RANKS or kind not in FROM_SPANS]
+    trials = plan_trials(ranks=ranks, trials=(6 if ranks == 64 else 1) * len(kinds), seeds=seeds)
+    assert [trial.kind for trial in trials[: len(kinds)]] == kinds
     for trial in trials:
         job = trial.job()
         assert job.world_size == ranks
@@ -306,6 +317,32 @@ def test_a_fault_that_cannot_be_missed_is_found(kind: FaultKind, word: str) -> N
     found = run_trial(trial, Silence())
     assert (found.failure, found.verdict, found.comparison.found) == (None, word, True)
     assert found.answer == (Answer.EXACT if trial.looks_at_hangs else None)
+
+
+def test_collections_that_nobody_recorded_are_told_by_spans_of_other_things() -> None:
+    trials = plan_trials(ranks=64, trials=40, kinds=[GC_UNRECORDED])
+    assert {(one.leaves_out, one.on_rollups) for one in trials} == {(frozenset({"gc"}), False)}
+    for one in trials:
+        fault = parse_fault(one.fault)
+        assert fault.last_step is None
+        assert dict(one.layout)["tp"] < fault.every
+    with pytest.raises(UsageError, match="gc-unrecorded take spans"):
+        plan_trials(ranks=FLEET_RANKS, trials=1, kinds=[GC_UNRECORDED])
+
+
+def test_collections_that_nobody_recorded_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def looked(store: Store, attempt: Attempt) -> StragglerVerdict:
+        collections = store.query("SELECT rank FROM spans WHERE kind = 'gc'", attempt=attempt)
+        written.append(collections.num_rows)
+        return find_stragglers(store, attempt)
+
+    monkeypatch.setattr(score_runs, "find_stragglers", looked)
+    [trial] = plan_trials(ranks=64, trials=1, kinds=[GC_UNRECORDED], seeds=SeedSet.TUNE)
+    found = run_trial(trial, Silence())
+    assert (found.failure, found.comparison.right, found.comparison.found) == (None, ("gc-drift",), True)
+    assert written == [0]
 
 
 @pytest.mark.parametrize("kind", [FaultKind.CRAWLING, FaultKind.LONG_PHASE])

@@ -202,3 +202,26 @@ def test_faults_beside_a_hang_are_seen_and_have_their_moments(tmp_path: Path) ->
 def test_a_job_that_cannot_be_is_refused(more: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         job_of(**more)
+
+
+def test_what_nobody_recorded_is_in_no_table_and_the_rest_as_it_was(
+    whole: tuple[Store, Attempt, SimulatedJob], tmp_path: Path
+) -> None:
+    everything, of_everything, job = whole
+    recording = Recording(span_ranks=None, leaves_out=frozenset({"optimizer"}))
+    store, attempt = open_simulated(tmp_path, job, recording)
+    rollups = "(SELECT w.*, s.name AS segment_name FROM rank_windows w JOIN segments s USING (segment))"
+    for table in ("spans", rollups):
+        sql = f"SELECT * EXCLUDE (run, attempt) FROM {table} WHERE segment_name <> 'optimizer' ORDER BY ALL"
+        there = store.query(f"SELECT count(*) AS n FROM {table}", attempt=attempt)["n"][0].as_py()
+        rows = store.query(sql, attempt=attempt)
+        assert rows.num_rows == there > 0
+        assert rows.equals(everything.query(sql, attempt=of_everything))
+    assert "optimizer" not in store.read("segments", attempt)["name"].to_pylist()
+    steps = "SELECT rank, step, duration_ns FROM steps ORDER BY ALL"
+    assert store.query(steps, attempt=attempt).equals(everything.query(steps, attempt=of_everything))
+
+
+def test_a_segment_that_no_job_has_cannot_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Segments garbage are to be left out"):
+        simulate(job_of(), tmp_path / "store", Recording(leaves_out=frozenset({"garbage"})))

@@ -36,7 +36,7 @@ class Recording:
     """What of a job is written. ``span_ranks`` None: all; ``span_steps``: first and last, None for all.
 
     ``heartbeat_s`` None: ten over the whole run; 0: none. ``clock_offsets``: write the truth about clocks as if it had
-    been measured.
+    been measured. ``leaves_out``: segments that run and that nobody recorded, neither in spans nor in rollups.
     """
 
     windows: bool = True
@@ -45,6 +45,7 @@ class Recording:
     span_steps: tuple[int, int] | None = None
     heartbeat_s: float | None = None
     clock_offsets: bool = False
+    leaves_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Session:
         """Simulate the first ``steps`` steps."""
         self._steps = steps
         sinks: list[Sink] = [
-            *([RollupSink(self.job, self._take_windows)] if self.recording.windows else []),
+            *([self._recorded(RollupSink(self.job, self._take_windows))] if self.recording.windows else []),
             _Notes(self),
         ]
         wanted = self._wanted_steps()
@@ -178,7 +179,7 @@ class Session:
         )
         at_once = int(np.clip(min(EVENTS_AT_ONCE // max(per_step, 1), room_for_steps(job) - 1), 1, 99))
         sink = EventSink(job, ranks, self.moments_ns, self.groups, self._take_spans, self._lead)
-        engine = Engine(job, [sink], steps=self._steps, on_block=self._advance)
+        engine = Engine(job, [self._recorded(sink)], steps=self._steps, on_block=self._advance)
         for first in range(0, len(wanted), at_once):
             part = wanted[first : first + at_once]
             sink.steps = part + job.first_step
@@ -186,8 +187,32 @@ class Session:
             engine.run(np.arange(part[0], min(part[-1] + 2, self._steps)))
         self._written_spans = sink.count
 
+    def _recorded(self, sink: Sink) -> Sink:
+        return _Recorded(sink, self.recording.leaves_out) if self.recording.leaves_out else sink
+
     def _take_spans(self, rows: pa.Table, rank: int) -> None:
         self._background.write("events", rows, rank=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A sink that hears nothing of the segments that are left out."""
+
+    sink: Sink
+    leaves_out: frozenset[str]
+
+    def add(self, spans: Spans) -> None:
+        """Hand on what is recorded."""
+        if spans.segment not in self.leaves_out:
+            self.sink.add(spans)
+
+    def end_block(self) -> None:
+        """Hand on."""
+        self.sink.end_block()
+
+    def end_piece(self, index: IntArray, begin: FloatArray, end: FloatArray) -> None:
+        """Hand on."""
+        self.sink.end_piece(index, begin, end)
 
 
 class _Notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,13 +60,14 @@ def rank_rows(job: SimulatedJob, absent: Sequence[int] = ()) -> Rows:
     return rows.filter(pa.array(~np.isin(world, absent))) if absent else rows
 
 
-def segment_rows() -> Rows:
-    """Rows of ``segments``."""
+def segment_rows(leaves_out: Collection[str] = ()) -> Rows:
+    """Rows of ``segments``, but of those that nobody recorded."""
+    found = {name: info for name, info in SEGMENTS.items() if name not in leaves_out}
     return {
-        "segment": [info.identity(name) for name, info in SEGMENTS.items()],
-        "name": list(SEGMENTS),
-        "kind": [str(info.kind) for info in SEGMENTS.values()],
-        "axis": [info.axis for info in SEGMENTS.values()],
+        "segment": [info.identity(name) for name, info in found.items()],
+        "name": list(found),
+        "kind": [str(info.kind) for info in found.values()],
+        "axis": [info.axis for info in found.values()],
     }
 
 

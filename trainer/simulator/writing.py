@@ -24,6 +24,7 @@ from .hangs.spans import CompletedSpans
 from .hangs.tables import SECOND, SILENT_AFTER_S, Evidence
 from .job import SimulatedJob
 from .session import Progress, Recording, Session, Simulated
+from .spans import SEGMENTS
 
 __all__ = ["Recording", "Simulated", "simulate", "with_faults"]
 
@@ -125,6 +126,11 @@ def _check_recording(job: SimulatedJob, recording: Recording, hang: Fault | None
             raise UsageError(
                 f"Spans of rank {rank} are wanted, but the job has ranks 0 to {job.world_size - 1}: choose among them."
             )
+    if unknown := recording.leaves_out - set(SEGMENTS):
+        raise UsageError(
+            f"Segments {', '.join(sorted(unknown))} are to be left out, but no job has them: choose among "
+            f"{', '.join(SEGMENTS)}."
+        )
     if recording.span_steps is not None and not (
         job.first_step <= recording.span_steps[0] <= min(recording.span_steps[1], job.last_step)
     ):
@@ -173,7 +179,7 @@ def _write_small(
     job = session.job
     background.write("runs", tables.run_rows(job, faults, int(session.moments_ns[-1]), exit_reason))
     background.write("ranks", tables.rank_rows(job, absent), axes=job.topology.names)
-    background.write("segments", tables.segment_rows())
+    background.write("segments", tables.segment_rows(session.recording.leaves_out))
     background.write("schedule", tables.schedule_rows(job))
     background.write("groups", pa.concat_tables(session.groups.rows()) if job.world_size > 1 else {})
     if session.recording.clock_offsets:
