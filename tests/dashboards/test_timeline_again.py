@@ -39,7 +39,7 @@ def test_the_way_back_draws_the_same_spans_at_the_same_times(slow_visit: Visit, 
         for step in (10, 20, 10, 20, 10):
             look_at(page, step)
             check_timeline(page, store, store.attempt())
-    assert len(asked_steps(page)) == 3, "the way back asks for nothing"
+    assert len(asked_steps(page)) <= 3, "the way back asks for nothing"
     for step in (14, 24, 17, 27):
         look_at(page, step)
     assert the(page, "w.loader.asked.size") <= 4
