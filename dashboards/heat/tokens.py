@@ -24,7 +24,7 @@ def spread_of(bench: Workbench, attempt: Attempt, choice: HeatChoice, matrix: Ma
     """
     if not goes_with_tokens(choice, matrix):
         return None
-    columns = (int(matrix.steps[0]), int(matrix.steps[-1]), len(matrix.steps), matrix.step_width, len(matrix.ranks))
+    columns = (matrix.steps.tobytes(), matrix.ranks.tobytes(), matrix.step_width)
 
     def load() -> TokenSpread | None:
         roles = placement_of(bench, attempt).roles(matrix.ranks)

@@ -15,16 +15,18 @@ MOST_KINDS = 5
 def one_may_have_made(circle: Sequence[int], snapshot: Snapshot) -> bool:
     """Whether there is an order of the groups in which at most one rank of a circle is out of order, that is in an
     operation that comes after the one in which it is missed: it may have left that out."""
-    states = [snapshot.states[rank] for rank in circle if rank in snapshot.states]
+    states = {rank: snapshot.states[rank] for rank in circle if rank in snapshot.states}
+    last: dict[int, int] = {}  # by group: the highest number that a rank of the circle is in
+    for one in (flight for state in states.values() for flight in state.flights):
+        if one.group in snapshot.groups:
+            last[one.group or 0] = max(last.get(one.group or 0, 0), one.sequence or 0)
     found: set[tuple[int, str, str]] = set()
-    for waiter in states:
-        for one in waiter.flights:
-            name = snapshot.groups.get(one.group or 0)
-            missed = [] if name is None else [state for state in states if state.rank in name.ranks]
-            for state in missed:
-                if name is not None and state.issued(one.group or 0) < (one.sequence or 0):
-                    own = {snapshot.groups[flight.group].kind for flight in state.flights if flight.group is not None}
-                    found |= {(state.rank, kind, name.kind) for kind in own}
+    for group, number in last.items():
+        name = snapshot.groups[group]
+        for state in (states[rank] for rank in name.ranks if rank in states):
+            if state.issued(group) < number:
+                own = {snapshot.groups[flight.group].kind for flight in state.flights if flight.group is not None}
+                found |= {(state.rank, kind, name.kind) for kind in own}
     kinds = {kind for _, *pair in found for kind in pair}
     if len(kinds) > MOST_KINDS:
         return True
@@ -43,9 +45,15 @@ def may_be_steps_apart(circle: Sequence[int], snapshot: Snapshot) -> bool:
     both sides, whatever kind of group runs across them: such a group shares one rank at most with each of that kind.
     """
     states = [snapshot.states[rank] for rank in circle if rank in snapshot.states]
-    sides = {state.rank: side for state in states if (side := _side(state, states, snapshot)) is not None}
+    within = {state.rank: state for state in states}
+    least = {
+        group: min((within[rank].issued(group) for rank in name.ranks if rank in within), default=0)
+        for group, name in snapshot.groups.items()
+    }
+    sides = {state.rank: side for state in states if (side := _side(state, least, snapshot)) is not None}
     split = [one for one in snapshot.groups.values() if len(_sides_in(one, sides)) > 1]
-    narrow = [one for one in split if not any(set(other.ranks) < set(one.ranks) for other in split)]
+    of_split = [frozenset(one.ranks) for one in split]
+    narrow = [one for one, own in zip(split, of_split, strict=True) if not any(other < own for other in of_split)]
     for kind in {one.kind for one in narrow}:
         across = [one for one in snapshot.groups.values() if one.kind == kind]
         if not any(_is_inside_replicas(one, across) for one in split):
@@ -53,14 +61,13 @@ def may_be_steps_apart(circle: Sequence[int], snapshot: Snapshot) -> bool:
     return False
 
 
-def _side(state: RankState, circle: Iterable[RankState], snapshot: Snapshot) -> str | None:
+def _side(state: RankState, least: Mapping[int, int], snapshot: Snapshot) -> str | None:
     """Kind of the group in which a rank waits for others of the circle: the first that one of them has not issued, else
-    the first in flight."""
+    the first in flight. ``least``: by group, the lowest number that a rank of the circle has issued."""
     flights = [one for one in state.flights if one.group in snapshot.groups]
     for one in flights:
-        group = snapshot.groups[one.group or 0]
-        if any(other.rank in group.ranks and other.issued(one.group or 0) < (one.sequence or 0) for other in circle):
-            return group.kind
+        if least[one.group or 0] < (one.sequence or 0):
+            return snapshot.groups[one.group or 0].kind
     return snapshot.groups[flights[0].group or 0].kind if flights else None
 
 
