@@ -185,7 +185,9 @@ def main(arguments: list[str] | None = None) -> None:
         "pages_fleet",
         "heatmap_fleet",
         write_fleet_store,
-        lambda *given: measure_fleet(*given) | measure_first_asked(given[0], given[2], given[3]),
+        lambda browser, url, store, visits: (
+            measure_fleet(browser, url, visits) | measure_first_asked(browser, store, visits)
+        ),
         arguments,
         __doc__,
     )

@@ -63,7 +63,7 @@ class AgentSettings:
     quota_bytes: int | None = None
     idle_exit_s: float | None = None
     stop_grace_s: float = 10.0
-    lock_patience_s: float = 10.0
+    lock_patience_s: float = 30.0
     metrics: MetricsAddress | None = None
 
     def boxes(self) -> Iterator[Path]:

@@ -192,7 +192,7 @@ class _Reader:
                 self._add(rank, Start())
         elif (world := _WORLD.search(text)) is not None:
             told.world_size = whole(world[1] or world[2], MOST_RANKS) or told.world_size
-        elif (code := _CODE.search(text)) is not None:
+        elif " exits with return code = " in text and (code := _CODE.search(text)) is not None:
             told.ended = "interrupted" if code[1] in _STOPPED else "crashed"
         elif _SUCCESS.search(text) is not None:
             told.ended = told.ended or "finished"

@@ -16,7 +16,7 @@ from megascope.trainer.supervisor.observing import Seen
 from megascope.trainer.supervisor.policy import Accused, Trigger
 from megascope.trainer.supervisor.signs import Detector, Sign, StepRecord
 from megascope.trainer.supervisor.watching import Watcher
-from support.watching import NOBODY_LEFT, EndlessError, trained, watcher
+from support.watching import NOBODY_LEFT, EndlessError, job, trained, watcher
 
 TURNS = 60
 
@@ -137,7 +137,7 @@ def test_what_costs_less_than_the_bound_is_told_once_and_left(ask: Ask, lost: fl
     (sign,) = told
     assert (sign.detector, sign.hosts, sign.threshold) == (Detector.STRAGGLER, ("node-1",), 0.05)
     assert words in sign.sentence
-    assert "less than 5.0%" in sign.sentence
+    assert ("less than 5.0%" in sign.sentence) == (lost is not None)
     assert len(asked.steps) > 3
 
 
@@ -233,3 +233,38 @@ def test_while_a_sign_stands_questions_of_which_nothing_follows_become_rarer(ask
 def test_a_bound_that_is_no_share_is_refused() -> None:
     with pytest.raises(ValueError, match=r"min_lost_share is 1\.5"):
         Limits(min_lost_share=1.5)
+
+
+def test_a_sign_in_between_makes_no_second_answer_of_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 30 s: a question that a sign of slowness calls for comes between the two that have to agree."""
+    now, asked = [0.0], list[str]()
+
+    class OnceAsked:
+        def __init__(self, *words: str, **_: object) -> None:
+            asked.append(words[-1])
+
+        def poll(self) -> Answer:
+            return Answer(findings(culprit()), None, 0.1)
+
+        def close(self) -> None:
+            """Nothing runs."""
+
+    monkeypatch.setattr(straggling, "Question", OnceAsked)
+    seen, due = trained(count=0), list[str]()
+    seen.last_step = None
+    inquiry = straggling.StragglerInquiry(job(), 0, lambda: now[0])
+    for second in range(0, 6000, 10):
+        now[0] = float(second)
+        if second % 30 == 0:
+            seen.last_step = 0 if seen.last_step is None else seen.last_step + 1
+            seen.steps.append(StepRecord(seen.last_step, 30e9, tokens=1))
+        signs = [Sign(Detector.OFF_BASELINE, "", 1.6, 1.5)] if due and 1800 <= second <= 1830 else []
+        told = inquiry.look(signs, seen)
+        if told is not None and told.is_due:
+            due.append(asked[-1])
+            inquiry.ask_again(seen)
+        if len(due) == 2:
+            break
+    assert len(asked) > 2, "the sign asked too"
+    (_, last), (first, _) = (map(int, steps.split(":")) for steps in due)
+    assert first > last

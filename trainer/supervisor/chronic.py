@@ -49,8 +49,9 @@ class Chronic:
     ) -> list[Sign]:
         shares, signs = lost_shares(verdict), []
         for one in named:
-            why = against if one.host in costly else f"less than {self.least_share:.1%}, so that it stays."
             share = shares.get(one.host)
+            less = "so that it stays." if share is None else f"less than {self.least_share:.1%}, so that it stays."
+            why = against if one.host in costly else less
             sentence = f"{_found(one, share)}{': ' if one.host in costly else ', '}{why}"
             value = 0.0 if share is None else share
             signs.append(Sign(Detector.STRAGGLER, sentence, value, self.least_share, hosts=(one.host,)))

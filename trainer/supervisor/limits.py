@@ -50,7 +50,7 @@ class Limits:
                 raise UsageError(f"The limit {field.name} is {value}: give 0 or more.")
         if not 0 < self.min_confidence <= 1:
             raise UsageError(f"min_confidence is {self.min_confidence}: give more than 0, at most 1.")
-        if self.min_lost_share > 1:
+        if not 0 <= self.min_lost_share <= 1:
             raise UsageError(f"min_lost_share is {self.min_lost_share}: give a share of the step time, 0 to 1.")
         if self.same_step_failures < 1:
             raise UsageError("same_step_failures is 0: give 1 or more.")

@@ -80,8 +80,11 @@ class StragglerInquiry:
         self._fruitless += is_slow
         wait_s = patience.ask_every_s * 2.0 ** max(0, min(self._fruitless, 20) - OFTEN)
         self._ask_at = now + min(wait_s, max(MOST_APART_S, patience.ask_every_s))
-        self._due_at, self._due_after = now + patience.stragglers_s, -1
-        return told if told.is_due or is_slow else None
+        if told.is_due and answer.verdict is not None:
+            self._due_after = -1  # `ask_again` sets it anew
+        if told.is_due or self._due_after < 0:
+            self._due_at = now + patience.stragglers_s
+        return told
 
     def ask_again(self, seen: Seen) -> None:
         """Have what an answer without a sign said confirmed by steps that come after those that are there now."""

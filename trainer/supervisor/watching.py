@@ -186,10 +186,10 @@ class Watcher:
         if told.is_due:
             return self._from_due(verdict)
         self.hear(network_signs(verdict))
+        slow = next((sign for sign in self.signs if sign.detector in SLOWNESS), None)
         accused = accused_by_stragglers(verdict)
-        if not accused or not self.is_worth(Trigger.SLOW, accused):
+        if slow is None or not accused or not self.is_worth(Trigger.SLOW, accused):
             return None
-        slow = next(sign for sign in self.signs if sign.detector in SLOWNESS)
         return Alert(Trigger.SLOW, slow.sentence, accused, verdict, self.signs)
 
     def _from_due(self, verdict: Mapping[str, Any]) -> Alert | None:
