@@ -31,15 +31,21 @@ def look_at(page: Page, step: int) -> None:
 
 def test_the_way_back_draws_the_same_spans_at_the_same_times(slow_visit: Visit, slow_store: Path) -> None:
     page = open_timeline(slow_visit, "?rank=5&axis=dp&steps=3")
-    page.keyboard.press("o")
+    # Without a look at the whole run: rested there for a moment, all of it is loaded, and no way back is left to ask.
+    page.evaluate("() => window.megascope.widget('timeline').loader.wake()")
     wait_for(page, "w.outlined")
     columns = "w.outlined.columns.map((each) => each.start)"
     begins = the(page, columns)
     with Store(slow_store) as store:
-        for step in (10, 20, 10, 20, 10):
+        for step in (10, 20):
             look_at(page, step)
             check_timeline(page, store, store.attempt())
-    assert len(asked_steps(page)) <= 3, "the way back asks for nothing"
+        asked = asked_steps(page)
+        assert len(asked) >= 3, "each place was asked for"
+        for step in (10, 20, 10):
+            look_at(page, step)
+            check_timeline(page, store, store.attempt())
+    assert asked_steps(page) == asked, "the way back asks for nothing"
     for step in (14, 24, 17, 27):
         look_at(page, step)
     assert the(page, "w.loader.asked.size") <= 4
