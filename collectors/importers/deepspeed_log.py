@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 
 from ...profiler.errors import FormatError
 from ...profiler.topology import Topology
-from .chrome_json import Unbroken, open_stream
 from .columns import last_look, segment_rows
 from .deepspeed_lines import DeepSpeedLines, read_deepspeed
 from .deepspeed_steps import Steps, steps_of
@@ -19,6 +15,7 @@ from .hostile import plain_name
 from .imported import Imported, Progress, Rows
 from .log_lines import Iteration
 from .log_rows import Span, event_rows, last_pass, rank_row, starts_of, step_rows, step_spans, taken_ns
+from .log_text import read_text, run_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +39,11 @@ class DeepSpeedLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.others: list[str] = []
-        self.run = re.sub(r"(\.(out|log|txt))?(\.gz)?$", "", plain_name(path)) or plain_name(path)
+        self.run = run_of(path)
 
     def read(self, rows: Rows, progress: Progress) -> Imported:
         """Hand over all rows. Raises FormatError for a log without a step."""
-        with closing(open_stream(self._path)) as stream:
-            unbroken = Unbroken(stream)
-            told = read_deepspeed(TextIOWrapper(BufferedReader(unbroken), "utf-8", errors="replace"))
+        told, is_cut = read_text(self._path, read_deepspeed)
         progress(1, 2)
         batch = next(iter(told.batches)) if len(told.batches) == 1 else None
         found = {rank: steps_of(events, batch) for rank, events in sorted(told.events.items())}
@@ -64,7 +59,7 @@ class DeepSpeedLog:
         rows.add("segments", segment_rows([span.info for one in ranks.values() for span in one.spans]))
         progress(2, 2)
         notes = list(_notes(told, ranks, world))
-        if unbroken.is_cut:
+        if is_cut:
             notes.append(f"{plain_name(self._path)} was cut: what could be unpacked was read")
         skipped = sorted({one.step for rank in ranks.values() for one in rank.ones if one.skipped})
         settings = {} if batch is None else {"train_batch_size": batch[0], "gradient_accumulation_steps": batch[1]}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from contextlib import closing
-from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from ...profiler.errors import FormatError
 from ...profiler.topology import Topology
-from .chrome_json import Unbroken, open_stream
 from .columns import last_look, segment_rows
 from .hostile import plain_name, whole
 from .imported import Imported, Progress, Rows
 from .layout_file import MOST_RANKS
 from .log_lines import Log, read_log
 from .log_rows import Span, event_rows, last_pass, rank_row, starts_of, step_rows, step_spans, taken_ns, timer_segment
+from .log_text import read_text, run_of
 
 _LONGEST = 1 << 31
 """Above any length of a sequence, and any size of a batch."""
@@ -29,13 +26,11 @@ class MegatronLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.others: list[str] = []
-        self.run = re.sub(r"(\.(out|log|txt))?(\.gz)?$", "", plain_name(path)) or plain_name(path)
+        self.run = run_of(path)
 
     def read(self, rows: Rows, progress: Progress) -> Imported:
         """Hand over all rows. Raises FormatError for a log without an iteration."""
-        with closing(open_stream(self._path)) as stream:
-            unbroken = Unbroken(stream)
-            log = read_log(TextIOWrapper(BufferedReader(unbroken), "utf-8", errors="replace"))
+        log, is_cut = read_text(self._path, read_log)
         progress(1, 2)
         if not log.iterations:
             raise FormatError(f"{self._path} has no line of an iteration: it is no log of Megatron or DeepSpeed.")
@@ -57,7 +52,7 @@ class MegatronLog:
         rows.add("heartbeats", last_look(rank, last, log.iterations[-1].step, {}))
         progress(2, 2)
         notes = list(_notes(log, rank, world, lost, is_dated=is_dated))
-        if unbroken.is_cut:
+        if is_cut:
             notes.append(f"{plain_name(self._path)} was cut: what could be unpacked was read")
         return Imported(
             layout={} if topology is None else dict(topology.axes),

@@ -55,10 +55,10 @@ def roots(diagnosis: Diagnosis) -> list[tuple[tuple[int, ...], CulpritKind]]:
     return [(root.ranks, root.kind) for root in diagnosis.roots]
 
 
-def left_out() -> Scene:
+def left_out(ranks: int = 4) -> Scene:
     """Rank 3 left out its reduce-scatter. The others' hosts wait for the norm, their devices for the reduce-scatter."""
-    scene = Scene(Topology.of(dp=4))
-    for rank in range(4):
+    scene = Scene(Topology.of(dp=ranks))
+    for rank in range(ranks):
         if rank == 3:
             scene.progress(rank, scene.of("dp", rank), 10, 10)
         else:
@@ -96,9 +96,9 @@ def test_operations_in_another_order_than_before_name_those_who_changed_it() -> 
     assert "late" in diagnosis.roots[0].why
 
 
-def asked_of_two() -> tuple[Scene, Past]:
+def asked_of_two(ranks: int = 4) -> tuple[Scene, Past]:
     """As `left_out`; rank 0 has waited for longer, for rank 1 in a group of both. With what all usually do."""
-    scene = left_out()
+    scene = left_out(ranks)
     pair = scene.group("pair", [0, 1])
     flight = Flight("pair_reduce", "collective", pair, 5, begun_ns=MOMENT_NS - 60 * SECOND)
     scene.states[0] = replace(scene.states[0], flights=(flight, *scene.states[0].flights))
@@ -116,6 +116,17 @@ def test_where_not_all_could_be_asked_nobody_is_accused(monkeypatch: pytest.Monk
     assert found.roots
     assert all(root.is_suspicion and "were asked" in root.why for root in found.roots)
     assert max(root.confidence for root in found.roots) <= 0.4
+
+
+def test_who_lacks_what_most_have_joined_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more ranks than are asked: rank 1, in a pair of which half is there, comes later and is not asked."""
+    scene, past = asked_of_two(8)
+    for module in ("programs", "knots"):
+        monkeypatch.setattr(f"megascope.viz3d.{module}.MAX_ASKED", 2)
+    monkeypatch.setattr("megascope.viz3d.knots.ENOUGH_ASKED", 2)
+    found = compare_looks(*scene.looks(), past)
+    assert roots(found) == [((3,), CulpritKind.MISSING_CALL)]
+    assert not found.roots[0].is_suspicion
 
 
 def test_a_replica_that_is_past_what_the_others_wait_in_counts_another_step() -> None:
